@@ -1,0 +1,404 @@
+"""Every setting of a run, declared once; how settings are read, checked, resolved and written.
+
+A config file is Python syntax that is parsed and never run: `name = literal` lines, with arithmetic on
+numbers. Settings come from the defaults, then from files left to right, then from `--name=value` flags.
+"""
+
+import ast
+import dataclasses
+import difflib
+import functools
+import inspect
+import json
+import math
+import operator
+import os
+import re
+import sys
+import types
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+ROOT = Path(__file__).resolve().parent
+Auto = Literal["auto"]
+
+
+@dataclass(frozen=True)
+class Config:
+    # --- model: GPT-2 and Llama are two settings of one Transformer
+    model: Literal["transformer", "mlp"] = "transformer"
+    n_layer: int = 12  # L, blocks
+    n_head: int = 12  # H, query heads
+    n_kv_head: int | None = None  # K, key-value heads; None: n_head
+    n_embd: int = 768  # C, width of the residual stream
+    head_dim: int | None = None  # D, width of a head; None: n_embd / n_head
+    d_ff: int | None = None  # F, width inside the MLP; None: 4 n_embd (swiglu: 8/3, rounded up to 64s)
+    block_size: int = 1024  # T, context length, tokens
+    vocab_size: int | None = None  # V, rows of the embedding; None: what the data's meta.json says
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    norm_eps: float = 1e-5
+    pos: Literal["learned", "rope"] = "learned"
+    rope_theta: float = 10000.0
+    activation: Literal["gelu", "relu2", "swiglu"] = "gelu"
+    qk_norm: bool = False  # RMSNorm over each query and key head
+    bias: bool = False  # in linear layers and layer norms
+    tie_weights: bool = True  # the output head is the token embedding
+    dropout: float = 0.0  # on embeddings and residuals
+    attn_dropout: float = 0.0  # on attention weights; on a CPU it keeps T x T matrices
+    init: Literal["xavier", "gpt2"] = "xavier"
+    mlp_context: int = 8  # model="mlp": tokens whose embeddings are concatenated
+    # --- data
+    dataset: str = "openwebtext"  # a folder below data/, or a path with a slash in it
+    batch_size: int = 12  # B, sequences in a micro-batch, per rank
+    gradient_accumulation_steps: int = 5 * 8  # micro-batches per step, over all ranks
+    # --- optimizer: AdamW
+    learning_rate: float = 6e-4  # peak
+    min_lr: float = 6e-5  # floor of the cosine
+    decay_lr: bool = True  # False: constant after warm-up
+    warmup_iters: int = 2000  # steps
+    lr_decay_iters: int = 600000  # steps until min_lr
+    max_iters: int = 600000  # steps: one optimizer update each
+    weight_decay: float = 1e-1  # on matrices and embeddings; vectors never decay
+    beta1: float = 0.9
+    beta2: float = 0.95
+    grad_clip: float | None = 1.0  # largest global gradient norm; None or 0: off
+    # --- evaluation, logging, saving
+    eval_interval: int = 2000  # steps
+    eval_iters: int | None = 200  # batches of validation, a fixed sample; None: the whole split
+    eval_only: bool = False  # evaluate once and stop
+    log_interval: int = 1  # steps
+    always_save_checkpoint: bool = True  # after each evaluation; False: only when validation improved
+    out_dir: str = "out"
+    init_from: str = "scratch"  # scratch | resume (the latest checkpoint in out_dir)
+    sample_tokens: int = 256  # length of the sample printed at the end of a run; 0: none
+    wandb_log: bool = False  # also log to Weights & Biases (needs the wandb package)
+    wandb_project: str = "owt"
+    wandb_run_name: str = "gpt2"
+    # --- system
+    device: str = "auto"  # auto | cpu | cuda | cuda:1 | mps
+    dtype: Auto | Literal["float32", "bfloat16", "float16"] = "auto"  # of matmuls; auto: bfloat16 where native
+    compile: Auto | bool = "auto"  # torch.compile; auto: on CUDA only
+    backend: str = "nccl"  # of torch.distributed, for runs of several processes
+    seed: int = 1337
+
+    @property
+    def tokens_per_micro_step(self):
+        return self.batch_size * self.block_size
+
+    @property
+    def tokens_per_step(self):
+        return self.tokens_per_micro_step * self.gradient_accumulation_steps
+
+    @property
+    def data_dir(self):
+        return Path(self.dataset) if "/" in self.dataset or os.sep in self.dataset else ROOT / "data" / self.dataset
+
+
+class ConfigError(Exception):
+    """A user's mistake: one line that says what, where and the way out."""
+
+
+def command(main):
+    """Wrap a script's main(argv): a user's mistake is one line on stderr and exit status 2."""
+
+    @functools.wraps(main)
+    def wrapped(argv=None):
+        try:
+            return main(sys.argv[1:] if argv is None else argv) or 0
+        except ConfigError as error:
+            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+            return 2
+        except BrokenPipeError:  # the reader of a pipe left, as `| head` does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+
+    return wrapped
+
+
+# --- reading
+
+
+def load(argv, options=None):
+    """Return (Config, options) from a command line of config files and flags.
+
+    `options` is the command's own dataclass of flags beside the settings.
+    """
+    files, flags = parse(argv, (Config, options) if options else (Config,), "CONFIG.py ...")
+    settings = {}
+    for file in files:
+        settings |= read_file(file)
+    settings |= {name: value for name, value in flags.items() if name in Config.__dataclass_fields__}
+    own = {name: value for name, value in flags.items() if name not in Config.__dataclass_fields__}
+    return Config(**settings), options(**own) if options else None
+
+
+def parse(argv, classes, positional):
+    """Return (positional words, {name: value}) of a command line whose flags the dataclasses declare.
+
+    Both --name=value and --name value are read; a command's own switch (a bool that is False) needs no value. When the
+    line asks for --help, print it, its head the last class's docstring, and exit.
+    """
+    known = {field.name: kind for cls in classes for field, kind in fields(cls)}
+    words, flags, rest = [], {}, iter(argv)
+    for word in rest:
+        if word in ("--help", "-h"):
+            print(help_text(classes, positional))
+            raise SystemExit(0)
+        if not word.startswith("--"):
+            require("=" not in word, f"argument {word!r}: write --{word}")
+            words.append(word)
+            continue
+        name, equals, text = word[2:].partition("=")
+        require(name in known, f"unknown setting --{name}{nearest(name, known)}")
+        if not equals and known[name] is bool and name not in Config.__dataclass_fields__:
+            flags[name] = True
+            continue
+        if not equals:
+            text = next(rest, None)
+            require(text is not None, f"--{name} needs a value: --{name}=VALUE")
+        flags[name] = convert(name, literal_or_text(text, known[name]), known[name], f"--{name}={text}")
+    return words, flags
+
+
+def fields(cls):
+    """Yield (field, type) for each setting of a dataclass."""
+    kinds = typing.get_type_hints(cls)
+    return [(field, kinds[field.name]) for field in dataclasses.fields(cls)]
+
+
+def read_file(path):
+    """Return the settings of a config file as a dict, without running it."""
+    known = {field.name: kind for field, kind in fields(Config)}
+    try:
+        tree = ast.parse(Path(path).read_text(encoding="utf-8"), filename=str(path))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such config file; configs/ holds examples") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from None
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(
+            f"{path}:{getattr(error, 'lineno', 0)}: not Python syntax; a config is `name = value` lines"
+        ) from None
+    settings = {}
+    for line in tree.body:
+        where = f"{path}:{line.lineno}"
+        if isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) and isinstance(line.value.value, str):
+            continue  # the docstring
+        if not (isinstance(line, ast.Assign) and len(line.targets) == 1 and isinstance(line.targets[0], ast.Name)):
+            raise ConfigError(f"{where}: only `name = literal` lines are allowed; a config is read, never run")
+        name = line.targets[0].id
+        if name not in known:
+            raise ConfigError(f"{where}: unknown setting {name!r}{nearest(name, known)}")
+        try:
+            value = evaluate(line.value)
+        except (ValueError, ArithmeticError):
+            raise ConfigError(f"{where}: the value of {name} is not a literal; a config is read, never run") from None
+        settings[name] = convert(name, value, known[name], where)
+    return settings
+
+
+ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+              ast.FloorDiv: operator.floordiv, ast.USub: operator.neg, ast.UAdd: operator.pos}  # fmt: skip
+
+
+def evaluate(node):
+    """Evaluate a literal, with + - * / // and ** on numbers (the power bounded, so that no line can hang)."""
+    if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, (bool, int, float, str))):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and type(node.op) in ARITHMETIC:
+        return ARITHMETIC[type(node.op)](number(node.operand))
+    if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
+        return ARITHMETIC[type(node.op)](number(node.left), number(node.right))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+        base, exponent = number(node.left), number(node.right)
+        if abs(exponent) <= 64 and abs(base) <= 2**32:
+            return base**exponent
+    raise ValueError("not a literal")
+
+
+def number(node):
+    value = evaluate(node)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError("arithmetic is for numbers")
+    return value
+
+
+def literal_or_text(text, kind):
+    """Read a flag's text: a literal where the setting can take one, the text itself otherwise."""
+    if kind is str:
+        return text
+    try:
+        return evaluate(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ArithmeticError):
+        return text
+
+
+def convert(name, value, kind, where):
+    """Return value as `kind`, or say what was expected. Only int becomes float; a whole float (1e5) becomes int."""
+    choices = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
+    for choice in choices:
+        if typing.get_origin(choice) is Literal and value in typing.get_args(choice):
+            return value
+        if type(value) is choice and not (choice is float and not math.isfinite(value)):
+            return value
+    if float in choices and type(value) is int:
+        return float(value)
+    if int in choices and type(value) is float and value.is_integer():
+        return int(value)
+    raise ConfigError(f"{where}: {name} expects {describe(choices)}, got {value!r}")
+
+
+def describe(choices):
+    words = []
+    for choice in choices:
+        if typing.get_origin(choice) is Literal:
+            words += [repr(value) for value in typing.get_args(choice)]
+        else:
+            words += {
+                bool: ["True", "False"],
+                int: ["an integer"],
+                float: ["a number"],
+                str: ["a text"],
+                type(None): ["None"],
+            }[choice]
+    return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
+
+
+def nearest(name, known):
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else "; --help lists all settings"
+
+
+def help_text(classes, positional):
+    """Return the usage, the command's own options and all settings: their declarations, as they stand in the source."""
+    about = inspect.cleandoc(classes[-1].__doc__) if classes[-1] is not Config else ""
+    text = f"usage: python {os.path.basename(sys.argv[0])} {positional} [--name=value ...]\n\n{about}"
+    for cls in reversed(classes):
+        title = "Settings, which a config file may hold too:" if cls is Config else "Options of this command:"
+        lines = [line.strip() for line in inspect.getsource(cls).splitlines()]
+        shown = [line if line[0] == "#" else "--" + line for line in lines if re.match(r"\w+: .* = |# ---", line)]
+        text += f"\n\n{title}\n" + "\n".join("  " + line for line in shown)
+    return text
+
+
+# --- checking and resolving
+
+
+def check(config):
+    """Raise ConfigError where settings contradict each other: the one place, for prediction and run alike."""
+    c = config
+    for name in (
+        "n_layer",
+        "n_head",
+        "n_embd",
+        "block_size",
+        "batch_size",
+        "gradient_accumulation_steps",
+        "eval_interval",
+        "log_interval",
+        "mlp_context",
+    ):
+        require(getattr(c, name) >= 1, f"{name}={getattr(c, name)} must be at least 1")
+    for name in ("n_kv_head", "head_dim", "d_ff", "vocab_size", "eval_iters"):
+        require(
+            getattr(c, name) is None or getattr(c, name) >= 1, f"{name}={getattr(c, name)} must be at least 1, or None"
+        )
+    for name in (
+        "max_iters",
+        "warmup_iters",
+        "lr_decay_iters",
+        "learning_rate",
+        "min_lr",
+        "weight_decay",
+        "seed",
+        "sample_tokens",
+        "norm_eps",
+    ):
+        require(getattr(c, name) >= 0, f"{name}={getattr(c, name)} must not be negative")
+    for name in ("dropout", "attn_dropout", "beta1", "beta2"):
+        require(0 <= getattr(c, name) < 1, f"{name}={getattr(c, name)} must lie in [0, 1)")
+    require(
+        c.grad_clip is None or c.grad_clip >= 0,
+        f"grad_clip={c.grad_clip} must not be negative; None turns clipping off",
+    )
+    require(c.rope_theta > 0, f"rope_theta={c.rope_theta} must be positive")
+    require(c.out_dir, "out_dir is empty; name a folder")
+    require(c.dataset, "dataset is empty; name a folder below data/")
+    if c.model == "mlp":
+        require(c.mlp_context <= c.block_size, f"mlp_context={c.mlp_context} is longer than block_size={c.block_size}")
+        return
+    require(
+        c.head_dim or c.n_embd % c.n_head == 0,
+        f"n_embd={c.n_embd} does not divide by n_head={c.n_head}; "
+        f"n_embd={round_up(c.n_embd, c.n_head)} does, or set head_dim",
+    )
+    kv = c.n_kv_head or c.n_head
+    require(
+        c.n_head % kv == 0,
+        f"n_head={c.n_head} does not divide by n_kv_head={kv}; it may be "
+        f"{', '.join(str(k) for k in range(1, c.n_head + 1) if c.n_head % k == 0)}",
+    )
+    head_dim = c.head_dim or c.n_embd // c.n_head
+    require(c.pos != "rope" or head_dim % 2 == 0, f"pos='rope' rotates pairs: head_dim={head_dim} must be even")
+
+
+def require(condition, message):
+    if not condition:
+        raise ConfigError(message)
+
+
+def round_up(n, multiple):
+    return -(-n // multiple) * multiple
+
+
+def resolve(config, device):
+    """Return the config with everything that depends on shape, data or machine filled in: once, for prediction and run.
+
+    `device` is a plain record (hardware.Device). A resolved config resolves to itself.
+    """
+    check(config)
+    ff = 4 * config.n_embd if config.activation != "swiglu" else round_up(8 * config.n_embd // 3, 64)
+    native = "bfloat16" if device.has_matmul("bfloat16") else "float16" if device.kind == "cuda" else "float32"
+    dtype = native if config.dtype == "auto" else config.dtype
+    require(
+        dtype == "float32" or device.kind == "cpu" or device.has_matmul(dtype),
+        f"dtype={dtype!r}: {device.name} has no {dtype} matmuls; --dtype={native}, or auto, fits it",
+    )
+    return dataclasses.replace(
+        config,
+        n_kv_head=config.n_kv_head or config.n_head,
+        head_dim=config.head_dim or config.n_embd // config.n_head,
+        d_ff=config.d_ff or ff,
+        vocab_size=config.vocab_size or data_vocab_size(config),
+        grad_clip=config.grad_clip or None,
+        device=device.kind if config.device == "auto" else config.device,
+        dtype=dtype,
+        compile=device.kind == "cuda" if config.compile == "auto" else config.compile,
+    )
+
+
+def data_vocab_size(config):
+    """Return the vocabulary of the prepared data; nanoGPT's folders have no meta.json: GPT-2's, padded as there."""
+    meta = config.data_dir / "meta.json"
+    if meta.exists():
+        try:
+            return int(json.loads(meta.read_text(encoding="utf-8"))["vocab_size"])
+        except (ValueError, KeyError, TypeError, OSError):
+            raise ConfigError(f"{meta}: not a readable meta.json; prepare the data again") from None
+    if (config.data_dir / "train.bin").exists():
+        return 50304
+    raise ConfigError(
+        f"{config.data_dir}: no prepared data there, so vocab_size is unknown; "
+        f"run python data/prepare.py {config.dataset}, or set --vocab_size"
+    )
+
+
+# --- writing
+
+
+def dump(config, title):
+    """Return the config as the text of a config file that loads to the same values."""
+    lines = [f"{field.name} = {getattr(config, field.name)!r}" for field in dataclasses.fields(config)]
+    return f'"""{title}"""\n\n' + "\n".join(lines) + "\n"

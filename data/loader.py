@@ -1,0 +1,207 @@
+"""Tokens to batches. Which windows make a batch is a pure function of (seed, step, micro_step, rank): there is no state
+to save, prefetching cannot disturb the order, and the global batch does not depend on the number of ranks.
+
+A batch's way: memory map -> a window of T + 1 ids -> int64 (pinned, on CUDA) -> the device; x is all but the last id,
+y all but the first.
+"""
+
+import hashlib
+import json
+import math
+import threading
+from queue import Queue
+
+import numpy as np
+import torch
+
+from config import ConfigError, require
+
+SPLITS = ("train", "val")
+
+
+class Dataset:
+    """A prepared corpus: one memory map per split and what meta.json says of them, checked against the config."""
+
+    def __init__(self, config):
+        folder, self.notes = config.data_dir, []
+        prepare = f"run python data/prepare.py {config.dataset}"
+        require(folder.is_dir(), f"{folder}: no such data set; {prepare}")
+        meta_file = folder / "meta.json"
+        if meta_file.exists():
+            try:
+                self.meta = json.loads(meta_file.read_text(encoding="utf-8"))
+                dtype, split_meta = np.dtype(self.meta["dtype"]), self.meta["splits"]
+            except (ValueError, KeyError, TypeError, OSError):
+                raise ConfigError(f"{meta_file}: not a readable meta.json; {prepare}") from None
+        else:
+            self.meta = {"tokenizer": {"kind": "tiktoken", "name": "gpt2"}, "vocab_size": 50257}
+            dtype, split_meta = np.dtype("uint16"), {}
+            self.notes.append(f"{folder} has no meta.json: read as nanoGPT's uint16 with GPT-2's vocabulary")
+        self.tokens = {}
+        for split in SPLITS:
+            file = folder / f"{split}.bin"
+            require(file.exists(), f"{file}: missing; {prepare}")
+            expected = split_meta.get(split, {}).get("tokens")
+            n_bytes = file.stat().st_size
+            found, rest = divmod(n_bytes, dtype.itemsize)
+            require(
+                rest == 0 and expected in (None, found),
+                f"{file}: {n_bytes} bytes are not {expected or 'a whole number of'} {dtype} tokens; {prepare}",
+            )
+            require(
+                found > config.block_size,
+                f"{file}: {found} tokens, but one window needs block_size + 1 = {config.block_size + 1}; "
+                f"use more text or --block_size={max(found - 1, 1)} at most",
+            )
+            self.tokens[split] = np.memmap(file, dtype=dtype.newbyteorder("<"), mode="r")
+            largest = split_meta.get(split, {}).get("largest_id", -1)
+            require(
+                largest < config.vocab_size,
+                f"{file}: holds id {largest}, but vocab_size={config.vocab_size}; --vocab_size={largest + 1} has it",
+            )
+        self.block_size, self.vocab_size, self.folder = config.block_size, config.vocab_size, folder
+        self.val_bytes = split_meta.get("val", {}).get("bytes")
+
+    def windows(self, split: str, starts: np.ndarray) -> torch.Tensor:
+        """Return the ids at each start, (B, T + 1) int64; an id beyond the vocabulary is an error that says where."""
+        tokens = self.tokens[split]
+        batch = np.empty((len(starts), self.block_size + 1), dtype=np.int64)
+        for row, start in zip(batch, starts, strict=True):
+            row[:] = tokens[start : start + self.block_size + 1]
+        if batch.max() >= self.vocab_size:
+            row, column = np.argwhere(batch >= self.vocab_size)[0]
+            raise ConfigError(
+                f"{self.folder / split}.bin: id {batch[row, column]} at token {starts[row] + column} is beyond "
+                f"vocab_size={self.vocab_size}; the data was made with another tokenizer"
+            )
+        return torch.from_numpy(batch)
+
+    def epoch_windows(self) -> int:
+        """Return how many windows make an epoch of the training split."""
+        return max(1, (len(self.tokens["train"]) - 1) // self.block_size - 1)
+
+    def starts(self, seed: int, samples: np.ndarray) -> np.ndarray:
+        """Return where in the training split the given samples of the run begin.
+
+        Sample i is window permute(i mod n) of epoch i // n. Windows of an epoch do not overlap and are shifted by an
+        offset of the epoch's own, so that every window of the split, the last one too, can be drawn.
+        """
+        n = self.epoch_windows()
+        slack = len(self.tokens["train"]) - 1 - n * self.block_size
+        epochs, result = samples // n, np.empty(len(samples), dtype=np.int64)
+        for epoch in np.unique(epochs):
+            chosen = epochs == epoch
+            offset = keyed(seed, epoch, "offset") % (slack + 1)
+            result[chosen] = offset + permute(samples[chosen] % n, n, keyed(seed, epoch, "order")) * self.block_size
+        return result
+
+    def batch(self, config, step: int, micro_step: int, rank: int = 0, world_size: int = 1) -> torch.Tensor:
+        """Return the (B, T + 1) ids of one micro-step of one rank."""
+        micro_batch = step * config.gradient_accumulation_steps + micro_step * world_size + rank
+        samples = micro_batch * config.batch_size + np.arange(config.batch_size)
+        return self.windows("train", self.starts(config.seed, samples))
+
+    def bits_per_byte(self, loss: float) -> float | None:
+        """Return a validation loss in bits per byte of the raw text; None where meta.json does not count its bytes."""
+        return loss / math.log(2) * len(self.tokens["val"]) / self.val_bytes if self.val_bytes else None
+
+    def validation(self, config):
+        """Yield (B, T + 1) batches: all non-overlapping windows of the split, or eval_iters batches spread over it."""
+        starts = np.arange((len(self.tokens["val"]) - 1) // self.block_size) * self.block_size
+        wanted = None if config.eval_iters is None else config.eval_iters * config.batch_size
+        if wanted is not None and wanted < len(starts):
+            starts = starts[np.arange(wanted) * len(starts) // wanted]  # evenly spaced: the same at every evaluation
+        for first in range(0, len(starts), config.batch_size):
+            yield self.windows("val", starts[first : first + config.batch_size])
+
+
+def keyed(seed: int, epoch: int, purpose: str) -> int:
+    """Return 64 bits that depend on nothing but the arguments, on any machine."""
+    return int.from_bytes(hashlib.blake2b(f"{seed} {epoch} {purpose}".encode(), digest_size=8).digest(), "little")
+
+
+def permute(index: np.ndarray, n: int, key: int) -> np.ndarray:
+    """Return where a keyed permutation of range(n) sends each index, in constant memory.
+
+    A Feistel network of four rounds permutes the smallest even number of bits that holds n; whatever lands outside
+    range(n) is sent through again until it is inside (cycle-walking), which keeps it a permutation.
+    """
+    half = max(1, ((n - 1).bit_length() + 1) // 2)
+    mask = np.uint64((1 << half) - 1)
+    index = index.astype(np.uint64)
+    outside = np.ones(len(index), dtype=bool)
+    while outside.any():
+        left, right = index[outside] >> np.uint64(half), index[outside] & mask
+        for turn in range(4):
+            mixed = (right + np.uint64(key >> 16 * turn & 0xFFFF)) * np.uint64(0x9E3779B97F4A7C15)
+            mixed ^= mixed >> np.uint64(29)
+            mixed *= np.uint64(0xBF58476D1CE4E5B9)
+            left, right = right, left ^ (mixed >> np.uint64(32) & mask)
+        index[outside] = left << np.uint64(half) | right
+        outside = index >= n
+    return index.astype(np.int64)
+
+
+class Loader:
+    """Iterate (x, y) micro-batches from a step on; the next one is assembled and copied while this one computes."""
+
+    def __init__(
+        self, dataset: Dataset, config, device: torch.device, first_step: int, rank: int = 0, world_size: int = 1
+    ):
+        self.device, self.cuda = device, device.type == "cuda"
+        micro_steps = config.gradient_accumulation_steps // world_size
+        self.buffers = self.copied = None
+        if self.cuda:  # two pinned buffers with an event each: one is filled while the other's copy is under way
+            shape = (config.batch_size, config.block_size + 1)
+            self.buffers = [torch.empty(shape, dtype=torch.int64, pin_memory=True) for _ in range(2)]
+            self.copied = [torch.cuda.Event() for _ in range(2)]
+            self.stream = torch.cuda.Stream(device)  # with the explicit device: a thread starts on device 0
+        self.queue, self.stopped = Queue(maxsize=1), False
+        self.thread = threading.Thread(
+            target=self.produce, args=(dataset, config, first_step, micro_steps, rank, world_size)
+        )
+        self.thread.daemon = True
+        self.thread.start()
+
+    def produce(self, dataset, config, step, micro_steps, rank, world_size):
+        try:
+            turn = 0
+            while not self.stopped:
+                for micro_step in range(micro_steps):
+                    self.queue.put(self.place(dataset.batch(config, step, micro_step, rank, world_size), turn))
+                    turn ^= 1
+                    if self.stopped:
+                        return
+                step += 1
+        except BaseException as error:  # whatever it is, it is raised where the batch was wanted
+            self.queue.put(error)
+
+    def place(self, batch, turn):
+        """Start a batch's way to the device; on a CPU it is there already. Return it with the event of its arrival."""
+        if not self.cuda:
+            return batch.to(self.device), None
+        self.copied[turn].synchronize()  # the buffer is refilled only after its last copy has finished
+        self.buffers[turn].copy_(batch)
+        with torch.cuda.stream(self.stream):
+            batch = self.buffers[turn].to(self.device, non_blocking=True)
+            self.copied[turn].record(self.stream)
+        return batch, self.copied[turn]
+
+    def next(self):
+        """Return x and y, (B, T) int64 each, on the device."""
+        item = self.queue.get()
+        if isinstance(item, BaseException):
+            raise item
+        batch, arrived = item
+        if arrived is not None:
+            compute = torch.cuda.current_stream(self.device)
+            compute.wait_event(arrived)
+            batch.record_stream(compute)  # its memory belongs to the copy's stream; do not reuse it under our feet
+        return batch[:, :-1].contiguous(), batch[:, 1:].contiguous()
+
+    def close(self):
+        self.stopped = True
+        while self.thread.is_alive():
+            if not self.queue.empty():
+                self.queue.get_nowait()
+            self.thread.join(timeout=0.01)

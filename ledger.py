@@ -1,0 +1,162 @@
+"""The log of a run (stdout, metrics.jsonl) and its ledger: what was predicted, what was measured, their ratio."""
+
+import json
+import math
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from accounting import duration, mib, si
+from config import ConfigError
+from measure import process_memory
+
+# Within which ratio, measured to predicted, a line of the ledger is as expected. Step time rests on an assumed MFU.
+BANDS = {"peak memory": 0.05, "FLOPs per step": 0.0, "step time": 0.5, "MFU": 0.5}
+
+
+class Log:
+    """One line per step and per evaluation: JSON in out_dir/metrics.jsonl, a live line on a terminal.
+
+    A resumed run drops the lines of the steps it makes again, so that none is there twice. The clock runs from
+    begin_step to flush; evaluating, saving and whatever else stands between a flush and a begin_step is not in it.
+    """
+
+    def __init__(self, config, prediction: dict, device, first_step: int):
+        self.config, self.prediction, self.device = config, prediction, device
+        self.live, self.wandb, self.out_dir = sys.stdout.isatty(), None, Path(config.out_dir)
+        self.pending, self.clock, self.step_times = [], None, []
+        path = self.out_dir / "metrics.jsonl"
+        kept = []
+        if first_step and path.exists():
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] < first_step]
+        path.write_text("".join(kept), encoding="utf-8")
+        self.file = path.open("a", encoding="utf-8")
+        if config.wandb_log:
+            try:
+                import wandb  # an extra that most runs do without
+            except ImportError:
+                raise ConfigError("wandb_log=True needs the wandb package; --wandb_log=False logs without it") from None
+            self.wandb = wandb.init(project=config.wandb_project, name=config.wandb_run_name)
+
+    def begin_step(self):
+        self.clock = self.clock or time.perf_counter()
+
+    def end_step(self, figures: dict, timed: bool):
+        """Take a step's figures as they are, on the device; they are read at the next flush."""
+        self.pending.append((figures, timed))
+
+    def flush(self):
+        """Wait for the device, and log the steps since the last flush."""
+        if not self.pending:
+            return
+        numbers = torch.stack([torch.stack((f["loss"], f["grad_norm"])) for f, _ in self.pending]).tolist()  # waits
+        elapsed = (time.perf_counter() - self.clock) / len(self.pending)
+        step_s = elapsed if all(timed for _, timed in self.pending) else None
+        speed = {"step_s": step_s, "tokens_per_s": None, "mfu": None}
+        if step_s:
+            self.step_times += [step_s] * len(self.pending)
+            speed["tokens_per_s"] = self.config.tokens_per_step / step_s
+            peak = self.prediction["time"]["peak_flops"]
+            speed["mfu"] = self.prediction["flops"]["per_step"] / (step_s * peak) if peak else None
+        speed["peak_source"] = self.prediction["time"]["peak_source"]
+        memory = process_memory(self.device)
+        for (figures, _), (loss, norm) in zip(self.pending, numbers, strict=True):
+            self.write(figures | {"loss": loss, "grad_norm": norm} | speed | {"memory_bytes": memory})
+        self.show(figures["step"], loss, figures["lr"], norm, speed, memory)
+        self.pending, self.clock = [], None
+
+    def show(self, step, loss, lr, norm, speed, memory):
+        c, rate = self.config, "warming up"
+        if speed["step_s"]:
+            mfu = "n/a" if speed["mfu"] is None else f"{speed['mfu']:.1%}"
+            left = duration(speed["step_s"] * (c.max_iters - 1 - step))
+            rate = f"{speed['tokens_per_s']:,.0f} tokens/s | MFU {mfu} | {left} left"
+        line = (
+            f"step {step + 1}/{c.max_iters} | loss {loss:.4f} | lr {lr:.2e} | norm {norm:.2f} | {mib(memory)} | {rate}"
+        )
+        print(f"\r\x1b[K{line}" if self.live else line, end="" if self.live else "\n", flush=True)
+
+    def evaluation(self, step: int, val_loss: float, dataset, config):
+        bpb = dataset.bits_per_byte(val_loss)
+        self.write({"step": step, "val_loss": val_loss, "val_bpb": bpb})
+        self.say(f"step {step} | {evaluation_line(val_loss, bpb, config)}")
+
+    def ledger(self, measured: dict, when: str, compiled: bool):
+        """Print predicted against measured, and keep it in out_dir/ledger.json."""
+        rows = compare(self.prediction, measured)
+        note = "compiled: the predicted memory, of an eager step, is an upper bound" if compiled else ""
+        for line in table(rows, when, note):
+            self.say(line)
+        content = {"when": when, "note": note, "rows": rows, "prediction": self.prediction, "measured": measured}
+        (self.out_dir / "ledger.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+    def median_step_s(self):
+        return statistics.median(self.step_times) if self.step_times else None
+
+    def write(self, record: dict):
+        self.file.write(json.dumps(record) + "\n")
+        self.file.flush()
+        if self.wandb:
+            self.wandb.log(record, step=record["step"])
+
+    def say(self, text: str):
+        """Print a line of its own, in place of the live one."""
+        print(f"\r\x1b[K{text}" if self.live else text, flush=True)
+
+    def close(self):
+        self.file.close()
+        if self.wandb:
+            self.wandb.finish()
+
+
+def evaluation_line(val_loss: float, bpb: float | None, config) -> str:
+    bits = "" if bpb is None else f", {bpb:.4f} bits per byte"
+    sample = "the whole split" if config.eval_iters is None else f"a fixed sample of {config.eval_iters} batches"
+    return f"validation loss {val_loss:.4f}{bits} ({sample})"
+
+
+def compare(prediction: dict, measured: dict) -> list[dict]:
+    """Return a row per figure: predicted, measured, their ratio, and whether that lies in the figure's band.
+
+    `measured` has peak_bytes, flops_per_step and step_s; what was not measured is None and makes no row.
+    """
+    memory, flops, time = prediction["memory"], prediction["flops"], prediction["time"]
+    peak = time["peak_flops"]
+    mfu = flops["per_step"] / (measured["step_s"] * peak) if measured["step_s"] and peak else None
+    pairs = [
+        ("peak memory", memory["peak"], measured["peak_bytes"], "bytes"),
+        ("FLOPs per step", flops["per_step"], measured["flops_per_step"], "FLOPs"),
+        ("step time", time["step_s"], measured["step_s"], "s"),
+        ("MFU", time["mfu"], mfu, "fraction"),
+    ]
+    rows = []
+    for figure, predicted, found, unit in pairs:
+        if predicted is not None and found is not None:
+            ratio = found / predicted
+            within = math.isclose(ratio, 1, rel_tol=0, abs_tol=BANDS[figure])
+            rows.append({"figure": figure, "predicted": predicted, "measured": found, "unit": unit, "ratio": ratio,
+                         "band": BANDS[figure], "within": within})  # fmt: skip
+    return rows
+
+
+SUSPECTS = {
+    "peak memory": "an operation keeps or makes what the schedule in accounting.py does not know",
+    "FLOPs per step": "the schedule's matmuls are not the model's",
+    "step time": "the assumed MFU (--mfu) is not what this machine reaches",
+    "MFU": "the assumed MFU (--mfu) is not what this machine reaches",
+}
+
+
+def table(rows: list[dict], when: str, note: str):
+    """Yield the ledger, line by line."""
+    show = {"bytes": mib, "FLOPs": lambda n: si(n).strip(), "s": duration, "fraction": lambda x: f"{x:.1%}"}
+    yield f"ledger {when}{f' ({note})' if note else ''}"
+    yield f"  {'':<16} {'predicted':>12} {'measured':>12} {'ratio':>8}"
+    for row in rows:
+        predicted, found = (show[row["unit"]](row[key]) for key in ("predicted", "measured"))
+        verdict = "" if row["within"] else f"  outside 1 ± {row['band']:g}: {SUSPECTS[row['figure']]}"
+        yield f"  {row['figure']:<16} {predicted:>12} {found:>12} {row['ratio']:>8.3f}{verdict}"

@@ -1,0 +1,145 @@
+"""What this machine does: its device as a record, its matmul ceiling, a step's peak of allocated memory and its FLOPs.
+
+These are the figures that predictions are held against, and that no table knows.
+"""
+
+import dataclasses
+import os
+import time
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+import hardware
+from config import ConfigError, require
+from hardware import Device
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or the profiler writes two lines of its own to stderr
+
+
+def find_device(setting: str) -> tuple[torch.device, Device]:
+    """Return the torch device that a `device` setting means here, and its record; one that is not there is an error."""
+    if setting == "auto":
+        setting = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(setting)
+    except RuntimeError:
+        raise ConfigError(f"device={setting!r}: not a device; use auto, cpu, cuda, cuda:1 or mps") from None
+    if device.type == "cuda":
+        n = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        require(n > 0, f"device={setting!r}: this torch sees no CUDA device; --device=cpu runs without one")
+        require((device.index or 0) < n, f"device={setting!r}: this machine has cuda:0 to cuda:{n - 1}")
+        return torch.device("cuda", device.index or 0), cuda_record(device)
+    if device.type == "mps":
+        require(torch.backends.mps.is_available(), "device='mps': not available here; --device=cpu runs without it")
+        return device, hardware.with_measured(Device("Apple GPU", "mps", dtypes=("float32", "bfloat16")))
+    require(device.type == "cpu", f"device={setting!r}: napkin runs on cpu, cuda and mps")
+    return device, hardware.with_measured(hardware.local_cpu())
+
+
+def cuda_record(device: torch.device) -> Device:
+    """Return the record of a CUDA device: what the table knows of its model, with the memory that is free now."""
+    name = torch.cuda.get_device_name(device)
+    major, _ = torch.cuda.get_device_capability(device)
+    dtypes = ("float32", "float16", "bfloat16") if major >= 8 else ("float32", "float16")
+    known = hardware.match(name) or Device(name, "cuda", dtypes=dtypes)
+    free, _ = torch.cuda.mem_get_info(device)
+    return hardware.with_measured(dataclasses.replace(known, memory_bytes=free))
+
+
+def with_ceiling(record: Device, device: torch.device, dtype: str) -> Device:
+    """Return the record with a peak for dtype: the table's, an earlier measurement's, or one made now (under 2 s)."""
+    if record.peak(dtype):
+        return record
+    flops, n = matmul_ceiling(device, dtype)
+    measured = dataclasses.replace(record, peak_flops={dtype: flops}, source=f"measured here: matmul of {n} cubed")
+    try:
+        hardware.write_local(measured)
+    except OSError:
+        return dataclasses.replace(measured, peak_flops={**record.peak_flops, dtype: flops})  # a read-only checkout
+    return hardware.with_measured(record)
+
+
+def matmul_ceiling(device: torch.device, dtype: str, budget_s: float = 1.0) -> tuple[float, int]:
+    """Return the best FLOP/s seen of n x n x n matmuls within about budget_s seconds, and n.
+
+    n is 2,048, or the largest power of two below whose matmul does not take the whole budget: float16 on a CPU is
+    hundreds of times slower than float32.
+    """
+    best_s = 0.0
+    for n in (256, 512, 1024, 2048):
+        if best_s * 8 > budget_s / 4:  # what the next size would take
+            return 2 * (n // 2) ** 3 / best_s, n // 2
+        a, b = (torch.randn(n, n, device=device).to(getattr(torch, dtype)) for _ in range(2))
+        a @ b  # the first one sets things up
+        best_s, end = float("inf"), time.perf_counter() + (budget_s if n == 2048 else 0)
+        for _ in range(1000):
+            synchronize(device)
+            start = time.perf_counter()
+            a @ b
+            synchronize(device)
+            best_s = min(best_s, time.perf_counter() - start)
+            if time.perf_counter() > end:
+                break
+    return 2 * n**3 / best_s, n
+
+
+def synchronize(device: torch.device):
+    """Wait for the device's queue; a CPU has none."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def counted_flops(model, config) -> int:
+    """Return the FLOPs of one step by torch's counter: forward and backward of a micro-step, times accumulation.
+
+    `model` is a meta copy, where attention decomposes into the matmuls that the counter knows.
+    """
+    idx = torch.zeros(config.batch_size, config.block_size, dtype=torch.int64, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        model(idx, idx).backward()
+    return counter.get_total_flops() * config.gradient_accumulation_steps
+
+
+def profiled_peak(step, standing_bytes: int, device: torch.device):
+    """Run step() and return (the peak of allocated bytes during it, what it returned).
+
+    On CUDA the allocator keeps the peak itself. On a CPU it is the running sum of the allocator's events, which
+    torch.profiler records, on top of standing_bytes, what was alive before.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        result = step()
+        synchronize(device)
+        return torch.cuda.max_memory_allocated(device), result
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = step()
+    now = peak = 0
+    events = (e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]")
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return standing_bytes + peak, result
+
+
+def standing_bytes(tensors) -> int:
+    """Return the bytes of the distinct storages behind tensors."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+def process_memory(device: torch.device) -> int:
+    """Return what the run occupies now: allocated bytes on CUDA, else the process's resident memory."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    try:
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # not Linux: the most it ever was
+        import resource
+
+        unit = 1 if os.uname().sysname == "Darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

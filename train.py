@@ -1,0 +1,306 @@
+"""Train a model: python train.py CONFIG.py [--name=value ...]
+
+What the run will take is printed before anything big is allocated; what it took is printed at the end, beside it.
+"""
+
+import sys
+from dataclasses import asdict, dataclass
+
+from accounting import ASSUMED_MFU, parse_memory, predict, refuse_what_cannot_fit, report
+from config import ROOT, command, dump, load, require, resolve
+
+
+@dataclass(frozen=True)
+class Options:
+    """Train a language model. What it will take is printed first, and held against what it took at the end."""
+
+    overwrite: bool = False  # discard the earlier run in out_dir
+    memory: str | None = None  # what may be used, such as 39.5GiB; None: what the device has free
+    mfu: float = ASSUMED_MFU  # fraction of the peak that a step is predicted to reach
+
+
+if __name__ == "__main__":  # before torch is imported, so that --help and a typo are answered at once
+    refused = command(lambda argv: load(argv, Options) and None)()
+    if refused:
+        sys.exit(refused)
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import torch
+
+import checkpoint
+from data.loader import Dataset, Loader, keyed
+from ledger import Log, evaluation_line
+from measure import counted_flops, find_device, profiled_peak, standing_bytes, with_ceiling
+from model import build
+from optimizer import AdamW, LossScale, clip_factor, gradient_norm, learning_rate, parameter_groups
+from tokenizer import Tokenizer
+
+# what a checkpoint's weights fit to
+SHAPE = {
+    "model", "n_layer", "n_head", "n_kv_head", "n_embd", "head_dim", "d_ff", "block_size", "vocab_size", "norm",
+    "norm_eps", "pos", "rope_theta", "activation", "qk_norm", "bias", "tie_weights", "mlp_context",
+}  # fmt: skip
+
+
+@command
+def main(argv):
+    # --- set-up, and what the run will take
+    config, options = load(argv, Options)
+    require(os.environ.get("WORLD_SIZE", "1") == "1", "this version trains in one process; start it without torchrun")
+    device, record = find_device(config.device)
+    prepare_builtin_corpus(config)
+    config = resolve(config, record)
+    out_dir = Path(config.out_dir)
+    dataset = Dataset(config)
+    saved = find_checkpoint(config, options, out_dir)
+    first_step = saved["state"]["step"] if saved else 0
+    best = saved["state"]["best_val_loss"] if saved else None
+    record = with_ceiling(record, device, config.dtype)
+    prediction = predict(config, record, parse_memory(options.memory), options.mfu)
+    preflight(config, record, prediction, dataset, first_step)
+
+    # --- model, weights, optimizer
+    model = build(config)
+    model.init_weights(config.seed)
+    if saved:
+        checkpoint.load_weights(model, saved["weights"])
+    model.to(device)
+    optimizer = AdamW(parameter_groups(model, config.weight_decay), config.learning_rate, (config.beta1, config.beta2))
+    loss_scale = LossScale(config.dtype, device)
+    if saved:
+        checkpoint.load_optimizer(model, optimizer, loss_scale, saved["optimizer"])
+    del saved  # or the first step would hold every weight and moment twice
+    autocast = torch.autocast(device.type, dtype=getattr(torch, config.dtype), enabled=config.dtype != "float32")
+    if config.eval_only:
+        val_loss = evaluate(model, dataset, config, device, autocast)
+        print(evaluation_line(val_loss, dataset.bits_per_byte(val_loss), config))
+        return 0
+    forward = compile_or_fall_back(model, config, device, autocast) if config.compile else model
+
+    # --- the run's folder, log and data
+    if options.overwrite and config.init_from == "scratch":
+        discard(out_dir)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    (out_dir / "config.py").write_text(dump(config, f"Resolved settings of the run in {out_dir}."), encoding="utf-8")
+    log = Log(config, prediction, device, first_step)
+    loader = Loader(dataset, config, device, first_step)
+    stop = StopSignals()
+
+    def micro_step(step, i):
+        """Run forward and backward of a micro-batch; return its share of the step's loss and the seconds waited."""
+        start = time.perf_counter()
+        x, y = loader.next()
+        waited = time.perf_counter() - start
+        torch.manual_seed(keyed(config.seed, step * config.gradient_accumulation_steps + i, "dropout"))
+        with autocast:
+            loss = forward(x, y) / config.gradient_accumulation_steps
+        (loss * loss_scale.scale).backward()
+        return loss.detach(), waited
+
+    def train_step(step):
+        """Take one step; return its figures, still on the device: nothing here waits for it."""
+        optimizer.lr = learning_rate(step, config)
+        losses, waits = zip(*(micro_step(step, i) for i in range(config.gradient_accumulation_steps)), strict=True)
+        norm = gradient_norm(optimizer.parameters) / loss_scale.scale
+        finite = norm.isfinite()
+        optimizer.step(clip_factor(norm, config.grad_clip) / loss_scale.scale, apply=finite)
+        optimizer.zero_grad()
+        loss_scale.update(finite)
+        return {"step": step, "loss": sum(losses), "lr": optimizer.lr, "grad_norm": norm, "data_wait_s": sum(waits)}
+
+    def save(step, is_best):
+        state = {"step": step, "best_val_loss": best, "config": asdict(config), "tokenizer": dataset.meta["tokenizer"]}
+        log.say(f"saved {checkpoint.save(out_dir, model, optimizer, loss_scale, state, is_best)}")
+
+    # --- the loop: evaluate and save when due, step, log
+    measured = {"peak_bytes": None, "flops_per_step": flops_of_a_meta_copy(config), "step_s": None}
+    standing = standing_bytes([*model.parameters(), *model.buffers(), *itertools.chain(*optimizer.state())])
+    profiled = first_step + (forward is not model)  # a compiled model's first step is unlike the others
+    step = first_step
+    try:
+        while True:
+            over = step == config.max_iters
+            if over or stop.requested or (step % config.eval_interval == 0 and step > first_step):
+                log.flush()
+                improved = False
+                if not stop.requested:
+                    val_loss = evaluate(model, dataset, config, device, autocast)
+                    log.evaluation(step, val_loss, dataset, config)
+                    improved = best is None or val_loss < best
+                    best = val_loss if improved else best
+                if step > first_step and (improved or config.always_save_checkpoint or stop.requested):
+                    save(step, improved)
+            if over or stop.requested:
+                break
+            log.begin_step()
+            if step == profiled:
+                measured["peak_bytes"], figures = profiled_peak(lambda: train_step(step), standing, device)  # noqa: B023
+            else:
+                figures = train_step(step)
+            log.end_step(figures, timed=step > profiled)
+            step += 1
+            if step % config.log_interval == 0 or step in (profiled + 1, profiled + 2):
+                log.flush()
+            if step == profiled + 2:
+                measured["step_s"] = log.median_step_s()
+                log.ledger(measured, f"after step {step}", forward is not model)
+    finally:
+        stop.restore()
+        loader.close()
+    if stop.requested:
+        log.close()
+        print(f"stopped at step {step}; python train.py ... --init_from=resume goes on from there")
+        return 130
+    measured["step_s"] = log.median_step_s()
+    log.ledger(measured, "at the end", forward is not model)
+    log.close()
+    print_sample(model, dataset, config, device, autocast)
+    return 0
+
+
+# --- before the loop
+
+
+def prepare_builtin_corpus(config):
+    """Prepare the one corpus that needs no download, the interpreter's standard library, where it is asked for."""
+    if config.dataset == "stdlib" and not (config.data_dir / "meta.json").exists():
+        print("data/stdlib is not prepared yet: running python data/prepare.py stdlib", flush=True)
+        done = subprocess.run([sys.executable, ROOT / "data" / "prepare.py", "stdlib"], check=False)
+        require(done.returncode == 0, "data/prepare.py stdlib failed; its message stands above")
+
+
+def find_checkpoint(config, options, out_dir):
+    """Return the checkpoint to go on from, or None; refuse to write over an earlier run unasked."""
+    require(
+        config.init_from in ("scratch", "resume"),
+        f"init_from={config.init_from!r}: this version starts from scratch or resume, and reads no published weights",
+    )
+    if config.init_from == "scratch":
+        require(
+            options.overwrite or config.eval_only or not checkpoint.exists(out_dir),
+            f"{out_dir} holds an earlier run: --init_from=resume continues it, --overwrite discards it",
+        )
+        return None
+    saved = checkpoint.load(out_dir)
+    changed = {name: old for name, old in saved["state"]["config"].items() if asdict(config).get(name) != old}
+    shape = ", ".join(f"{name}={old!r}" for name, old in changed.items() if name in SHAPE)
+    require(not shape, f"{out_dir}: the checkpoint was trained with {shape}; to resume, set the same")
+    for name, old in changed.items():
+        if name not in ("init_from", "out_dir", "device", "eval_only"):
+            print(f"changed since the checkpoint: {name} was {old!r}, is {getattr(config, name)!r} from here on")
+    return saved
+
+
+def preflight(config, record, prediction, dataset, first_step):
+    """Print what the run will take; raise where it cannot fit."""
+    c = config
+    for line in report(c, record, prediction):
+        print(line)
+    epoch = dataset.epoch_windows() * c.block_size
+    epochs = c.tokens_per_step * c.max_iters / epoch
+    print(f"data        {dataset.folder}: {epoch:,} tokens an epoch, {epochs:.2f} epochs in all")
+    first_save = min(c.max_iters, (first_step // c.eval_interval + 1) * c.eval_interval)
+    print(f"checkpoint  in {c.out_dir}: first after step {first_save:,}, then at evaluations, at Ctrl-C and at the end")
+    notes = list(dataset.notes)
+    if c.warmup_iters >= c.max_iters and not c.eval_only:
+        notes.append(f"warmup_iters={c.warmup_iters} is no shorter than the run: lr never reaches its peak")
+    if c.dtype == "float16":
+        notes.append("float16: the loss is scaled, and a step whose gradients overflow is skipped")
+    for note in notes:
+        print(f"note        {note}")
+    sys.stdout.flush()
+    refuse_what_cannot_fit(c, record, prediction)
+
+
+def compile_or_fall_back(model, config, device, autocast):
+    """Return the compiled model, tried on a batch of zeros, as compilers fail at the first call; else the model."""
+    start = time.perf_counter()
+    zeros = torch.zeros(config.batch_size, config.block_size, dtype=torch.int64, device=device)
+    try:
+        compiled = torch.compile(model)
+        with autocast:
+            loss = compiled(zeros, zeros)
+        loss.backward()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # compilers fail in ways of their own: no gcc, no Triton, an unknown card
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        print(f"warning     torch.compile failed, so the run is eager: {reason}", flush=True)
+        return model
+    finally:
+        model.zero_grad(set_to_none=True)
+    print(f"compiled    in {time.perf_counter() - start:.1f} s", flush=True)
+    return compiled
+
+
+def flops_of_a_meta_copy(config):
+    with torch.device("meta"):
+        return counted_flops(build(config), config)
+
+
+def discard(out_dir):
+    """Remove what an earlier run left in out_dir, and nothing else."""
+    for path in [
+        *out_dir.glob("step_*"),
+        *(out_dir / name for name in ("latest", "best", "metrics.jsonl", "ledger.json")),
+    ]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+class StopSignals:
+    """Ctrl-C and SIGTERM ask for a stop after the current step; a second one stops at once."""
+
+    def __init__(self):
+        self.requested = False
+        self.earlier = {s: signal.signal(s, self.request) for s in (signal.SIGINT, signal.SIGTERM)}
+
+    def request(self, number, frame):
+        self.requested = True
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+    def restore(self):
+        for number, handler in self.earlier.items():
+            signal.signal(number, handler)
+
+
+# --- during and after it
+
+
+@torch.no_grad()
+def evaluate(model, dataset, config, device, autocast):
+    """Return the mean validation loss, nats per token; the same windows at every call."""
+    model.eval()
+    total, n = torch.zeros((), device=device), 0
+    for batch in dataset.validation(config):
+        batch = batch.to(device)
+        with autocast:
+            total += model(batch[:, :-1].contiguous(), batch[:, 1:].contiguous()) * len(batch)
+        n += len(batch)
+    model.train()
+    return total.item() / n
+
+
+def print_sample(model, dataset, config, device, autocast):
+    """Print what the model writes from an end of text, or from the first token of validation where there is none."""
+    if not config.sample_tokens:
+        return
+    tokenizer = Tokenizer(dataset.meta["tokenizer"])
+    start = tokenizer.eot if tokenizer.eot is not None else int(dataset.tokens["val"][0])
+    model.eval()
+    generator = torch.Generator(device).manual_seed(config.seed)
+    idx = torch.tensor([[start]], device=device)
+    with autocast:
+        ids = [token.item() for token in model.generate(idx, config.sample_tokens, 0.8, top_k=200, generator=generator)]
+    print(f"--- a sample ({config.sample_tokens} tokens, temperature 0.8; python sample.py {config.out_dir} for more)")
+    print(tokenizer.decode([i for i in ids if i < tokenizer.vocab_size]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
