@@ -529,12 +529,12 @@ def mib(n):
     return f"{n / 2**20:,.1f} MiB" if n < 2**30 else f"{n / 2**30:,.2f} GiB"
 
 
-def si(n):
-    """Return a number with three digits and its SI prefix."""
+def si(n, unit=""):
+    """Return a number in three digits with its SI prefix and unit, such as 874 GFLOP."""
     for power, prefix in ((15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
         if abs(n) >= 10**power:
-            return f"{n / 10**power:.3g} {prefix}"
-    return f"{n:.3g} "
+            return f"{n / 10**power:.3g} {prefix}{unit}"
+    return f"{n:.3g} {unit}".rstrip()
 
 
 def duration(seconds):
@@ -545,44 +545,47 @@ def duration(seconds):
 
 
 def report(config, device, prediction):
-    """Return the prediction as the lines that accounting.py and train.py print."""
+    """Yield the prediction as the lines that accounting.py and train.py print."""
     c, (model, flops, memory, time) = config, (prediction[key] for key in ("model", "flops", "memory", "time"))
     shape = f"{c.n_layer} layers, width {c.n_embd}"
     if c.model == "transformer":
-        shape += f", {c.n_head} heads of {c.head_dim}" + (
-            f" ({c.n_kv_head} key-value)" if c.n_kv_head != c.n_head else ""
-        )
-    ceiling = f"{si(time['peak_flops'])}FLOP/s" if time["peak_flops"] else "unknown"
-    yield f"device      {device.name}; {c.dtype} matmuls, peak {ceiling} ({time['peak_source']})"
+        groups = f" ({c.n_kv_head} key-value)" if c.n_kv_head != c.n_head else ""
+        shape += f", {c.n_head} heads of {c.head_dim}{groups}"
+    ceiling = (
+        f"peak {si(time['peak_flops'], 'FLOP/s')} ({time['peak_source']})" if time["peak_flops"] else "peak unknown"
+    )
+    yield f"device      {device.name}: {c.dtype} matmuls, {ceiling}"
     yield f"model       {c.model}, {shape}, context {c.block_size}, vocabulary {c.vocab_size:,}"
     yield f"parameters  {model['params']:,}, of which {model['params_matmul']:,} multiply every token"
     yield (
         f"batch       {c.batch_size} sequences x {c.block_size} tokens x {c.gradient_accumulation_steps} micro-steps "
-        f"= {c.tokens_per_step:,} tokens a step; {c.max_iters:,} steps = {si(c.tokens_per_step * c.max_iters)}tokens"
+        f"= {c.tokens_per_step:,} tokens a step"
     )
+    yield f"run         {c.max_iters:,} steps, {si(c.tokens_per_step * c.max_iters)} tokens"
     ratio = flops["per_token"] / flops["six_nd_per_token"]
     yield (
-        f"FLOPs       {si(flops['per_token'])}a token, forward and backward: all matmuls, attention in full (PaLM's "
-        f"convention); 6N says {si(flops['six_nd_per_token'])} ({ratio:.2f}x); {si(flops['per_step'])}a step"
+        f"FLOPs       {si(flops['per_step'], 'FLOP')} a step; {si(flops['per_token'], 'FLOP')} a token, forward and "
+        f"backward, {ratio:.2f} x 6N"
     )
+    yield "            (all matmuls, attention in full as PaLM counts it; N: all parameters)"
     rows = [
         ("parameters", memory["params"], "float32"),
         ("gradients", memory["gradients"], "float32, complete at the end of backward"),
         ("optimizer state", memory["optimizer"], "two float32 moments"),
-        ("activations", memory["activations"], "what forward keeps for backward, without what follows"),
+        ("activations", memory["activations"], "what forward keeps for backward, besides what follows"),
         ("weight copies", memory["weight_copies"], f"in {c.dtype}, kept by autocast from forward to backward"),
         ("logits and loss", memory["loss"], "the most that is alive of them at once"),
     ]
-    yield "memory      not all alive at once: the peak is not the sum"
-    yield from (f"  {name:<16} {mib(n):>12}  {note}" for name, n, note in rows if n)
+    yield "memory      never all alive at once: the peak is not the sum"
+    yield from (f"  {name:<17}{mib(n):>12}  {note}" for name, n, note in rows if n)
     room = f" of {mib(memory['available'])} available" if memory["available"] else ""
-    yield f"  {'peak':<16} {mib(memory['peak']):>12}  in {memory['peak_at']}{room}; alive then:"
+    yield f"  {'peak':<17}{mib(memory['peak']):>12}{room}, in {memory['peak_at']}; alive then:"
     alive = sorted(memory["at_peak"].items(), key=lambda item: -item[1])
-    yield f"  {'':<16} {'':>12}  " + ", ".join(f"{name} {mib(n)}" for name, n in alive if n >= 0.001 * memory["peak"])
+    yield from (f"    {name:<25}{mib(n):>12}" for name, n in alive if n >= 0.005 * memory["peak"])
     if time["step_s"]:
         yield (
             f"time        {duration(time['step_s'])} a step, {time['tokens_per_s']:,.0f} tokens/s, "
-            f"{duration(time['total_s'])} in all, if {time['mfu']:.0%} of the peak is reached (assumed: --mfu)"
+            f"{duration(time['total_s'])} in all, at an assumed {time['mfu']:.0%} of the peak (--mfu)"
         )
     else:
         yield "time        unknown without the device's peak: name a card with --gpu, or train here once to measure it"

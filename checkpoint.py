@@ -12,6 +12,7 @@ A save is written under a temporary name, synced, renamed, then pointed to: a ki
 import hashlib
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from config import ConfigError, require
 
 FORMAT = 1
+FILES = "model.safetensors", "optimizer.safetensors", "state.json"
 
 
 def clean(name: str) -> str:
@@ -31,11 +33,12 @@ def clean(name: str) -> str:
 
 def save(out_dir: Path, model, optimizer, loss_scale, state: dict, is_best: bool) -> Path:
     """Write a checkpoint, return its directory; keep the last two and the best. `state` is plain JSON with "step"."""
-    out_dir.mkdir(parents=True, exist_ok=True)
     final = out_dir / f"step_{state['step']:08d}"
     temporary = out_dir / f".{final.name}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
     try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        for leftover in out_dir.glob(".step_*.tmp"):  # of a save that was killed
+            shutil.rmtree(leftover)
         temporary.mkdir()
         names = {id(p): clean(name) for name, p in model.named_parameters()}
         save_file({names[id(p)]: p.detach().contiguous() for p in model.parameters()}, temporary / "model.safetensors")
@@ -48,32 +51,31 @@ def save(out_dir: Path, model, optimizer, loss_scale, state: dict, is_best: bool
             moments |= {f"exp_avg.{names[id(p)]}": m, f"exp_avg_sq.{names[id(p)]}": v}
         save_file(moments, temporary / "optimizer.safetensors")
         write_text(temporary / "state.json", json.dumps({"format": FORMAT} | state, indent=1))
-        files = {
-            file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)} for file in sorted(temporary.iterdir())
-        }
-        for name in files:
+        files = {name: fingerprint(temporary / name) for name in FILES}
+        for name in FILES:
             sync(temporary / name)
         write_text(temporary / "manifest.json", json.dumps({"format": FORMAT, "files": files}, indent=1))
         sync(temporary)
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
+        sync(out_dir)
+        point(out_dir / "latest", final.name)
+        if is_best:
+            point(out_dir / "best", final.name)
+    except (OSError, SafetensorError) as error:  # the latter where the tensors did not fit on the disk
         raise ConfigError(
             f"{final}: the checkpoint could not be written ({error}); earlier ones are untouched"
         ) from None
-    sync(out_dir)
-    point(out_dir / "latest", final.name)
-    if is_best:
-        point(out_dir / "best", final.name)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
     kept = {pointed(out_dir / "latest"), pointed(out_dir / "best")}
-    for old in sorted(out_dir.glob("step_*"))[:-2]:
+    for old in sorted(path for path in out_dir.iterdir() if re.fullmatch(r"step_\d{8}", path.name))[:-2]:
         if old.name not in kept:
             shutil.rmtree(old)
     return final
 
 
-def load(path: Path) -> dict:
+def load(path: str | Path) -> dict:
     """Return {"weights", "optimizer", "state"} of a checkpoint directory, or of the latest one in a run's out_dir.
 
     Tensors arrive on the CPU and nothing else refers to them: once copied into the model they are gone.
@@ -83,10 +85,10 @@ def load(path: Path) -> dict:
         manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
         version, files = manifest["format"], manifest["files"]
         require(version == FORMAT, f"{directory}: checkpoint format {version}, this version reads {FORMAT}")
-        for name, entry in files.items():
-            file = directory / Path(name).name
+        for name in FILES:
+            file = directory / name
             require(
-                file.is_file() and file.stat().st_size == entry["bytes"] and sha256(file) == entry["sha256"],
+                file.is_file() and fingerprint(file) == files[name],
                 f"{file}: missing or damaged (its manifest says otherwise); use another step_* directory",
             )
         state = json.loads((directory / "state.json").read_text(encoding="utf-8"))
@@ -96,7 +98,7 @@ def load(path: Path) -> dict:
         raise ConfigError(f"{directory}: not a checkpoint of this project ({type(error).__name__}: {error})") from None
 
 
-def locate(path: Path) -> Path:
+def locate(path: str | Path) -> Path:
     """Return the checkpoint directory that `path` is, or that its `latest` names."""
     path = Path(path)
     if (path / "manifest.json").is_file():
@@ -141,13 +143,16 @@ def load_optimizer(model, optimizer, loss_scale, moments: dict[str, torch.Tensor
 
 
 def pointed(pointer: Path) -> str | None:
-    return pointer.read_text(encoding="utf-8").strip() if pointer.is_file() else None
+    return pointer.read_text(encoding="utf-8", errors="replace").strip() if pointer.is_file() else None
 
 
 def point(pointer: Path, name: str):
     temporary = pointer.with_name(f".{pointer.name}.tmp")
-    write_text(temporary, name + "\n")
-    temporary.replace(pointer)
+    try:
+        write_text(temporary, name + "\n")
+        temporary.replace(pointer)
+    finally:
+        temporary.unlink(missing_ok=True)
     sync(pointer.parent)
 
 
@@ -167,6 +172,6 @@ def sync(path: Path):
         os.close(handle)
 
 
-def sha256(file: Path) -> str:
+def fingerprint(file: Path) -> dict:
     with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}

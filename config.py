@@ -110,6 +110,9 @@ def command(main):
         except ConfigError as error:
             print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
             return 2
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130
         except BrokenPipeError:  # the reader of a pipe left, as `| head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
@@ -147,7 +150,8 @@ def parse(argv, classes, positional):
             print(help_text(classes, positional))
             raise SystemExit(0)
         if not word.startswith("--"):
-            require("=" not in word, f"argument {word!r}: write --{word}")
+            plain = not word.startswith("-") and ("=" not in word or os.path.exists(word))
+            require(plain, f"argument {word!r}: write --{word.lstrip('-')}")
             words.append(word)
             continue
         name, equals, text = word[2:].partition("=")
@@ -156,8 +160,8 @@ def parse(argv, classes, positional):
             flags[name] = True
             continue
         if not equals:
-            text = next(rest, None)
-            require(text is not None, f"--{name} needs a value: --{name}=VALUE")
+            text = next(rest, "--")
+            require(not text.startswith("--"), f"--{name} needs a value: --{name}=VALUE")
         flags[name] = convert(name, literal_or_text(text, known[name]), known[name], f"--{name}={text}")
     return words, flags
 
@@ -172,15 +176,15 @@ def read_file(path):
     """Return the settings of a config file as a dict, without running it."""
     known = {field.name: kind for field, kind in fields(Config)}
     try:
-        tree = ast.parse(Path(path).read_text(encoding="utf-8"), filename=str(path))
+        tree = ast.parse(Path(path).read_text(encoding="utf-8-sig"), filename=str(path))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such config file; configs/ holds examples") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from None
-    except (SyntaxError, ValueError) as error:
-        raise ConfigError(
-            f"{path}:{getattr(error, 'lineno', 0)}: not Python syntax; a config is `name = value` lines"
-        ) from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested without end
+        line = getattr(error, "lineno", None)
+        where = f"{path}:{line}" if line else path
+        raise ConfigError(f"{where}: not Python syntax; a config is `name = value` lines") from None
     settings = {}
     for line in tree.body:
         where = f"{path}:{line.lineno}"
@@ -193,7 +197,7 @@ def read_file(path):
             raise ConfigError(f"{where}: unknown setting {name!r}{nearest(name, known)}")
         try:
             value = evaluate(line.value)
-        except (ValueError, ArithmeticError):
+        except (ValueError, ArithmeticError, RecursionError):
             raise ConfigError(f"{where}: the value of {name} is not a literal; a config is read, never run") from None
         settings[name] = convert(name, value, known[name], where)
     return settings
@@ -204,18 +208,23 @@ ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.m
 
 
 def evaluate(node):
-    """Evaluate a literal, with + - * / // and ** on numbers (the power bounded, so that no line can hang)."""
+    """Evaluate a literal, with + - * / // and ** on numbers (bounded, so that no line can hang or overflow)."""
     if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, (bool, int, float, str))):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and type(node.op) in ARITHMETIC:
-        return ARITHMETIC[type(node.op)](number(node.operand))
-    if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
-        return ARITHMETIC[type(node.op)](number(node.left), number(node.right))
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+        value = node.value
+    elif isinstance(node, ast.UnaryOp) and type(node.op) in ARITHMETIC:
+        value = ARITHMETIC[type(node.op)](number(node.operand))
+    elif isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
+        value = ARITHMETIC[type(node.op)](number(node.left), number(node.right))
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
         base, exponent = number(node.left), number(node.right)
-        if abs(exponent) <= 64 and abs(base) <= 2**32:
-            return base**exponent
-    raise ValueError("not a literal")
+        if abs(exponent) > 64:
+            raise ValueError("too large a power")
+        value = base**exponent
+    else:
+        raise ValueError("not a literal")
+    if isinstance(value, int):
+        float(value)  # OverflowError above 1e308
+    return value
 
 
 def number(node):
@@ -227,11 +236,11 @@ def number(node):
 
 def literal_or_text(text, kind):
     """Read a flag's text: a literal where the setting can take one, the text itself otherwise."""
-    if kind is str:
-        return text
+    if kind is str or str in typing.get_args(kind):
+        return None if kind is not str and text == "None" else text
     try:
         return evaluate(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, ArithmeticError):
+    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
         return text
 
 
@@ -401,4 +410,4 @@ def data_vocab_size(config):
 def dump(config, title):
     """Return the config as the text of a config file that loads to the same values."""
     lines = [f"{field.name} = {getattr(config, field.name)!r}" for field in dataclasses.fields(config)]
-    return f'"""{title}"""\n\n' + "\n".join(lines) + "\n"
+    return f"{title!r}\n\n" + "\n".join(lines) + "\n"  # repr: a title may hold a path with backslashes

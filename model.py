@@ -18,6 +18,15 @@ from torch import Tensor, nn
 from hardware import operation_dtype
 
 
+def xavier_std(fan_in: int, fan_out: int) -> float:
+    """Return the standard deviation that keeps the scale of activations and of gradients (Glorot and Bengio 2010).
+
+    Forward, a sum over fan_in terms keeps its variance if weights have 1 / fan_in; backward, over fan_out, 1 / fan_out:
+    the variance 2 / (fan_in + fan_out) lies between the two.
+    """
+    return math.sqrt(2 / (fan_in + fan_out))
+
+
 class Linear(nn.Module):
     """y = x W^T + b. Several fan_outs share one matrix: one matmul, but each part initialised as its own."""
 
@@ -249,15 +258,15 @@ class LanguageModel(nn.Module):
             context = torch.cat((context[:, -size:], new), dim=1)
 
     def init_weights(self, seed: int):
-        """Draw every weight. Xavier (Glorot and Bengio 2010): variance 2 / (fan_in + fan_out), which keeps activations
-        and gradients near the same scale through depth. What writes to the residual stream is scaled by 1 / sqrt(2 L),
-        so that the stream's variance does not grow with depth (GPT-2). The first loss is ln V: an untied head starts at
-        zero, and a tied one is small enough for logits of variance 1/16. An embedding row is picked, not summed over:
-        its fan_in is 1, so an untied one has unit variance.
+        """Draw every weight: matrices by Xavier's rule, or all with GPT-2's standard deviation of 0.02.
+
+        What writes to the residual stream is scaled by 1 / sqrt(2 L), so that the stream's variance does not grow with
+        depth (GPT-2). The first loss is ln V: an untied head starts at zero, and a tied one is small enough for logits
+        of variance 1/16. An embedding row is picked, not summed over: its fan_in is 1, so an untied one has variance 1.
         """
         c, draw = self.config, torch.Generator().manual_seed(seed)
         gpt2 = c.init == "gpt2"
-        tied_std = min(math.sqrt(2 / (c.vocab_size + c.n_embd)), 0.25 / math.sqrt(c.n_embd))
+        tied_std = min(xavier_std(c.n_embd, c.vocab_size), 0.25 / math.sqrt(c.n_embd))
         embedding_std = 0.02 if gpt2 else tied_std if c.tie_weights else 1.0
         with torch.no_grad():
             for module in self.modules():
@@ -267,7 +276,7 @@ class LanguageModel(nn.Module):
                     module.bias.zero_()
                 if isinstance(module, Linear):
                     for part in module.weight.split(module.fan_outs):
-                        std = 0.02 if gpt2 else math.sqrt(2 / (module.fan_in + part.shape[0]))
+                        std = 0.02 if gpt2 else xavier_std(module.fan_in, part.shape[0])
                         part.normal_(0, std / math.sqrt(2 * c.n_layer) if module.residual else std, generator=draw)
             for table in self.tables():
                 table.normal_(0, embedding_std, generator=draw)

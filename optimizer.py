@@ -21,15 +21,18 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 class AdamW:
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019), equal to torch.optim.AdamW.
 
-    Moments have the parameter's dtype: two more copies of the model. The step count is a tensor on the device.
+    Moments are two more copies of the model, in float32 at least. The step count is a tensor on the device.
     Temporaries: one tensor of the size of the largest parameter.
     """
 
     def __init__(self, groups: list[dict], lr: float, betas: tuple[float, float], eps: float = 1e-8):
         self.groups, self.lr, self.betas, self.eps = groups, lr, betas, eps
         self.parameters = [p for group in groups for p in group["params"]]
-        self.exp_avg = [torch.zeros_like(p) for p in self.parameters]
-        self.exp_avg_sq = [torch.zeros_like(p) for p in self.parameters]
+        dtypes = [torch.promote_types(p.dtype, torch.float32) for p in self.parameters]
+        self.exp_avg, self.exp_avg_sq = (
+            [torch.zeros_like(p, dtype=dtype) for p, dtype in zip(self.parameters, dtypes, strict=True)]
+            for _ in range(2)
+        )
         self.step_count = torch.zeros((), dtype=torch.float32, device=self.parameters[0].device)
 
     @torch.no_grad()
@@ -38,7 +41,7 @@ class AdamW:
 
         Skipping without asking the host: the gradient is masked to 0, both decays are 1, and the step size is 0.
         """
-        device, dtype = self.step_count.device, self.parameters[0].dtype
+        device, dtype = self.step_count.device, self.exp_avg[0].dtype
         apply = torch.as_tensor(apply, device=device)
         grad_scale = torch.where(apply, grad_scale, 0.0)
         on = apply.to(dtype)
@@ -50,7 +53,7 @@ class AdamW:
         decays = (1 - on * self.lr * group["weight_decay"] for group in self.groups for _ in group["params"])
         for p, m, v, decay in zip(self.parameters, self.exp_avg, self.exp_avg_sq, decays, strict=True):
             if p.grad is not None:
-                grad = torch.where(apply, p.grad, 0.0).mul_(grad_scale)
+                grad = torch.where(apply, p.grad, 0.0).to(m.dtype).mul_(grad_scale)
                 p.mul_(decay)  # decoupled: on the old weight, never in the moments
                 m.lerp_(grad, rates[0])
                 v.lerp_(grad.square_(), rates[1])

@@ -5,9 +5,10 @@ Tokens appear as they come. The seed is sampling's own: the same --seed gives th
 
 import sys
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Literal
 
-from config import Config, command, parse, require, resolve
+from config import Config, ConfigError, command, parse, require, resolve
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def read_options(argv):
     require(o.top_k is None or o.top_k >= 1, f"--top_k={o.top_k} must be at least 1, or None")
     require(o.top_p is None or 0 < o.top_p <= 1, f"--top_p={o.top_p} must lie in (0, 1], or be None")
     require(o.max_new_tokens >= 1 and o.num_samples >= 1, "--max_new_tokens and --num_samples must be at least 1")
-    return words[0], o
+    return Path(words[0]), o
 
 
 if __name__ == "__main__":  # before torch is imported, so that --help and a typo are answered at once
@@ -67,7 +68,8 @@ def main(argv):
     device, record = find_device(options.device)
     config = resolve(dataclasses.replace(config, device="auto", dtype=options.dtype or config.dtype), record)
     tokenizer = Tokenizer(saved["state"]["tokenizer"])
-    idx = torch.tensor([prompt_ids(options.prompt, tokenizer, config)], device=device)
+    prompt = read_prompt(options.prompt)
+    idx = torch.tensor([prompt_ids(prompt, tokenizer, config)], device=device)
     model = build(config)
     checkpoint.load_weights(model, saved["weights"])
     model.to(device).eval()
@@ -80,7 +82,7 @@ def main(argv):
     for sample in range(options.num_samples):
         if sample:
             print("\n---------------", flush=True)
-        print("" if options.prompt is None else tokenizer.decode(idx[0].tolist()), end="", flush=True)
+        print(prompt, end="", flush=True)
         characters = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a character may take several tokens
         with autocast:
             for token in model.generate(
@@ -108,10 +110,17 @@ def read_config(folder, state):
     return Config(**stored)
 
 
+def read_prompt(prompt):
+    """Return the text to continue, from the option or from stdin; "" where there is none."""
+    try:
+        return sys.stdin.read() if prompt == "-" else prompt or ""
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the prompt on stdin is not {error.encoding} at byte {error.start}; convert it") from None
+
+
 def prompt_ids(prompt, tokenizer, config):
     """Return the ids to start from: the prompt's, else an end of text, else the vocabulary's first token."""
-    text = sys.stdin.read() if prompt == "-" else prompt
-    ids = tokenizer.encode(text) if text else []
+    ids = tokenizer.encode(prompt)
     require(
         max(ids, default=0) < config.vocab_size,
         f"the prompt has id {max(ids, default=0)}, but the model's vocab_size is {config.vocab_size}",
@@ -120,8 +129,11 @@ def prompt_ids(prompt, tokenizer, config):
 
 
 def token_bytes(tokenizer, token):
-    """Return a token's bytes; the ids that pad a vocabulary stand for nothing."""
-    return tokenizer.decode_bytes([token]) if token < tokenizer.vocab_size else b""
+    """Return a token's bytes; the ids that pad a vocabulary, and those it leaves out, stand for nothing."""
+    try:
+        return tokenizer.decode_bytes([token])
+    except ConfigError:
+        return b""
 
 
 def describe(state, model, config):

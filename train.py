@@ -6,8 +6,8 @@ What the run will take is printed before anything big is allocated; what it took
 import sys
 from dataclasses import asdict, dataclass
 
-from accounting import ASSUMED_MFU, parse_memory, predict, refuse_what_cannot_fit, report
-from config import ROOT, command, dump, load, require, resolve
+from accounting import ASSUMED_MFU, mib, parse_memory, predict, refuse_what_cannot_fit, report
+from config import ROOT, ConfigError, command, dump, load, require, resolve
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,10 @@ if __name__ == "__main__":  # before torch is imported, so that --help and a typ
     if refused:
         sys.exit(refused)
 
+import importlib.util
 import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -54,8 +56,14 @@ def main(argv):
     # --- set-up, and what the run will take
     config, options = load(argv, Options)
     require(os.environ.get("WORLD_SIZE", "1") == "1", "this version trains in one process; start it without torchrun")
+    require(0 < options.mfu <= 1, f"--mfu={options.mfu} must lie in (0, 1]")
+    require(
+        not config.wandb_log or importlib.util.find_spec("wandb"),
+        "wandb_log=True needs the wandb package; --wandb_log=False logs without it",
+    )
+    memory_bytes = parse_memory(options.memory)
     device, record = find_device(config.device)
-    prepare_builtin_corpus(config)
+    find_data(config)
     config = resolve(config, record)
     out_dir = Path(config.out_dir)
     dataset = Dataset(config)
@@ -63,7 +71,7 @@ def main(argv):
     first_step = saved["state"]["step"] if saved else 0
     best = saved["state"]["best_val_loss"] if saved else None
     record = with_ceiling(record, device, config.dtype)
-    prediction = predict(config, record, parse_memory(options.memory), options.mfu)
+    prediction = predict(config, record, memory_bytes, options.mfu)
     preflight(config, record, prediction, dataset, first_step)
 
     # --- model, weights, optimizer
@@ -85,10 +93,7 @@ def main(argv):
     forward = compile_or_fall_back(model, config, device, autocast) if config.compile else model
 
     # --- the run's folder, log and data
-    if options.overwrite and config.init_from == "scratch":
-        discard(out_dir)
-    out_dir.mkdir(parents=True, exist_ok=True)
-    (out_dir / "config.py").write_text(dump(config, f"Resolved settings of the run in {out_dir}."), encoding="utf-8")
+    open_folder(out_dir, config, options.overwrite)
     log = Log(config, prediction, device, first_step)
     loader = Loader(dataset, config, device, first_step)
     stop = StopSignals()
@@ -126,18 +131,18 @@ def main(argv):
     step = first_step
     try:
         while True:
-            over = step == config.max_iters
-            if over or stop.requested or (step % config.eval_interval == 0 and step > first_step):
+            over, stopping = step == config.max_iters, stop.requested  # read once: a signal may come at any time
+            if over or stopping or (step % config.eval_interval == 0 and step > first_step):
                 log.flush()
                 improved = False
-                if not stop.requested:
+                if not stopping:
                     val_loss = evaluate(model, dataset, config, device, autocast)
                     log.evaluation(step, val_loss, dataset, config)
                     improved = best is None or val_loss < best
                     best = val_loss if improved else best
-                if step > first_step and (improved or config.always_save_checkpoint or stop.requested):
+                if step > first_step and (improved or config.always_save_checkpoint or stopping):
                     save(step, improved)
-            if over or stop.requested:
+            if over or stopping:
                 break
             log.begin_step()
             if step == profiled:
@@ -151,12 +156,20 @@ def main(argv):
             if step == profiled + 2:
                 measured["step_s"] = log.median_step_s()
                 log.ledger(measured, f"after step {step}", forward is not model)
+    except torch.OutOfMemoryError as error:
+        peak, available = prediction["memory"]["peak"], prediction["memory"]["available"]
+        raise ConfigError(
+            f"out of memory in step {step}, where {mib(peak)} were predicted at the peak and {mib(available)} were free "
+            f"at the start: does another program use {device}? --batch_size takes less. {error}"
+        ) from None
     finally:
         stop.restore()
         loader.close()
-    if stop.requested:
+    if stopping:
         log.close()
-        print(f"stopped at step {step}; python train.py ... --init_from=resume goes on from there")
+        saved_one = checkpoint.exists(out_dir)
+        way_on = "python train.py ... --init_from=resume goes on from there" if saved_one else "nothing to save yet"
+        print(f"stopped at step {step}; {way_on}")
         return 130
     measured["step_s"] = log.median_step_s()
     log.ledger(measured, "at the end", forward is not model)
@@ -168,12 +181,17 @@ def main(argv):
 # --- before the loop
 
 
-def prepare_builtin_corpus(config):
-    """Prepare the one corpus that needs no download, the interpreter's standard library, where it is asked for."""
+def find_data(config):
+    """Prepare the one corpus that needs no download, the standard library; any other must be there."""
     if config.dataset == "stdlib" and not (config.data_dir / "meta.json").exists():
         print("data/stdlib is not prepared yet: running python data/prepare.py stdlib", flush=True)
         done = subprocess.run([sys.executable, ROOT / "data" / "prepare.py", "stdlib"], check=False)
         require(done.returncode == 0, "data/prepare.py stdlib failed; its message stands above")
+    require(
+        (config.data_dir / "train.bin").exists(),
+        f"{config.data_dir}: no prepared data there; python data/prepare.py {config.dataset} [--input=PATH ...] "
+        "prepares it, and python train.py configs/quickstart.py needs none",
+    )
 
 
 def find_checkpoint(config, options, out_dir):
@@ -182,6 +200,10 @@ def find_checkpoint(config, options, out_dir):
         config.init_from in ("scratch", "resume"),
         f"init_from={config.init_from!r}: this version starts from scratch or resume, and reads no published weights",
     )
+    require(
+        not (options.overwrite and config.init_from == "resume"),
+        "--overwrite discards the earlier run, --init_from=resume continues it: choose one",
+    )
     if config.init_from == "scratch":
         require(
             options.overwrite or config.eval_only or not checkpoint.exists(out_dir),
@@ -189,6 +211,11 @@ def find_checkpoint(config, options, out_dir):
         )
         return None
     saved = checkpoint.load(out_dir)
+    step = saved["state"]["step"]
+    require(
+        step < config.max_iters or config.eval_only,
+        f"{out_dir}: the run is at step {step} of max_iters={config.max_iters}; to go on, raise --max_iters",
+    )
     changed = {name: old for name, old in saved["state"]["config"].items() if asdict(config).get(name) != old}
     shape = ", ".join(f"{name}={old!r}" for name, old in changed.items() if name in SHAPE)
     require(not shape, f"{out_dir}: the checkpoint was trained with {shape}; to resume, set the same")
@@ -207,7 +234,9 @@ def preflight(config, record, prediction, dataset, first_step):
     epochs = c.tokens_per_step * c.max_iters / epoch
     print(f"data        {dataset.folder}: {epoch:,} tokens an epoch, {epochs:.2f} epochs in all")
     first_save = min(c.max_iters, (first_step // c.eval_interval + 1) * c.eval_interval)
-    print(f"checkpoint  in {c.out_dir}: first after step {first_save:,}, then at evaluations, at Ctrl-C and at the end")
+    when = "at evaluations and at the end" if c.always_save_checkpoint else "where validation improved"
+    if not c.eval_only:
+        print(f"checkpoint  in {c.out_dir}: first after step {first_save:,}, then {when}, and at Ctrl-C")
     notes = list(dataset.notes)
     if c.warmup_iters >= c.max_iters and not c.eval_only:
         notes.append(f"warmup_iters={c.warmup_iters} is no shorter than the run: lr never reaches its peak")
@@ -245,13 +274,22 @@ def flops_of_a_meta_copy(config):
         return counted_flops(build(config), config)
 
 
-def discard(out_dir):
-    """Remove what an earlier run left in out_dir, and nothing else."""
-    for path in [
-        *out_dir.glob("step_*"),
-        *(out_dir / name for name in ("latest", "best", "metrics.jsonl", "ledger.json")),
-    ]:
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+def open_folder(out_dir, config, overwrite):
+    """Make the run's folder, with its resolved settings in it; to overwrite is to discard an earlier run's files first.
+
+    Only the names that a run writes are removed: whatever else a user keeps there stays.
+    """
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        for path in sorted(out_dir.iterdir()) if overwrite else ():
+            if path.is_dir() and re.fullmatch(r"step_\d{8}|\.step_\d{8}\.tmp", path.name):
+                shutil.rmtree(path)
+            elif path.name in ("latest", "best", "metrics.jsonl", "ledger.json"):
+                path.unlink()
+        text = dump(config, f"Resolved settings of the run in {out_dir}.")
+        (out_dir / "config.py").write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{out_dir}: cannot be written ({error.strerror}); --out_dir names another folder") from None
 
 
 class StopSignals:
@@ -291,7 +329,11 @@ def print_sample(model, dataset, config, device, autocast):
     """Print what the model writes from an end of text, or from the first token of validation where there is none."""
     if not config.sample_tokens:
         return
-    tokenizer = Tokenizer(dataset.meta["tokenizer"])
+    try:
+        tokenizer = Tokenizer(dataset.meta["tokenizer"])
+    except ConfigError as error:  # nanoGPT's data has nothing but a name, which may need the network: no reason to fail
+        print(f"no sample: {error}")
+        return
     start = tokenizer.eot if tokenizer.eot is not None else int(dataset.tokens["val"][0])
     model.eval()
     generator = torch.Generator(device).manual_seed(config.seed)

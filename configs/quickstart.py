@@ -1,27 +1,34 @@
-"""A small Transformer on the Python standard library, byte by byte: the README's first command."""
+"""A small Transformer on the Python standard library, byte by byte: the README's first command.
+
+hardware    two CPU cores; the data set is the standard library of the interpreter that runs this
+duration    MINUTES minutes of training on two cores with bfloat16 matmuls
+expected    a validation loss of LOSS nats per byte, the whole split
+
+    python train.py configs/quickstart.py
+    python sample.py out-quickstart --prompt="def main("
+"""
 
 dataset = "stdlib"
 vocab_size = 257
 block_size = 256
 n_layer = 4
-n_head = 4
-n_embd = 256
+n_head = 3
+n_embd = 192
 norm = "rmsnorm"
 pos = "rope"
 qk_norm = True
 activation = "relu2"
 tie_weights = False
 
-batch_size = 16
+batch_size = 4
 gradient_accumulation_steps = 1
-max_iters = 800
-lr_decay_iters = 800
-warmup_iters = 50
+max_iters = 2400
+lr_decay_iters = 2400
+warmup_iters = 100
 learning_rate = 3e-3
 min_lr = 3e-5
-beta2 = 0.95
 
-eval_interval = 400
+eval_interval = 1200
 eval_iters = None
 log_interval = 10
 out_dir = "out-quickstart"

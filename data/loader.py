@@ -30,41 +30,47 @@ class Dataset:
         if meta_file.exists():
             try:
                 self.meta = json.loads(meta_file.read_text(encoding="utf-8"))
-                dtype, split_meta = np.dtype(self.meta["dtype"]), self.meta["splits"]
+                dtype = np.dtype({"uint16": "<u2", "uint32": "<u4"}[self.meta["dtype"]])
+                counts = {
+                    split: {key: int(self.meta["splits"][split][key]) for key in ("tokens", "bytes", "largest_id")}
+                    for split in SPLITS
+                }
             except (ValueError, KeyError, TypeError, OSError):
                 raise ConfigError(f"{meta_file}: not a readable meta.json; {prepare}") from None
         else:
             self.meta = {"tokenizer": {"kind": "tiktoken", "name": "gpt2"}, "vocab_size": 50257}
-            dtype, split_meta = np.dtype("uint16"), {}
+            dtype, counts = np.dtype("<u2"), {split: {} for split in SPLITS}
             self.notes.append(f"{folder} has no meta.json: read as nanoGPT's uint16 with GPT-2's vocabulary")
-        self.tokens = {}
+        self.files, self.tokens = {}, {}
         for split in SPLITS:
             file = folder / f"{split}.bin"
             require(file.exists(), f"{file}: missing; {prepare}")
-            expected = split_meta.get(split, {}).get("tokens")
+            expected = counts[split].get("tokens")
             n_bytes = file.stat().st_size
             found, rest = divmod(n_bytes, dtype.itemsize)
             require(
                 rest == 0 and expected in (None, found),
-                f"{file}: {n_bytes} bytes are not {expected or 'a whole number of'} {dtype} tokens; {prepare}",
+                f"{file}: {n_bytes} bytes are not {expected or 'a whole number of'} {dtype.name} tokens; {prepare}",
             )
             require(
                 found > config.block_size,
                 f"{file}: {found} tokens, but one window needs block_size + 1 = {config.block_size + 1}; "
-                f"use more text or --block_size={max(found - 1, 1)} at most",
+                f"use more text{f' or --block_size={found - 1} at most' if found > 1 else ''}",
             )
-            self.tokens[split] = np.memmap(file, dtype=dtype.newbyteorder("<"), mode="r")
-            largest = split_meta.get(split, {}).get("largest_id", -1)
+            self.files[split] = file.open("rb")
+            self.tokens[split] = np.memmap(self.files[split], dtype=dtype, mode="r")
+            largest = counts[split].get("largest_id", -1)
             require(
                 largest < config.vocab_size,
                 f"{file}: holds id {largest}, but vocab_size={config.vocab_size}; --vocab_size={largest + 1} has it",
             )
         self.block_size, self.vocab_size, self.folder = config.block_size, config.vocab_size, folder
-        self.val_bytes = split_meta.get("val", {}).get("bytes")
+        self.val_bytes = counts["val"].get("bytes")
 
     def windows(self, split: str, starts: np.ndarray) -> torch.Tensor:
         """Return the ids at each start, (B, T + 1) int64; an id beyond the vocabulary is an error that says where."""
-        tokens = self.tokens[split]
+        # mapped anew each time: pages count as this process's memory for as long as the mapping that read them lives
+        tokens = np.memmap(self.files[split], dtype=self.tokens[split].dtype, mode="r")
         batch = np.empty((len(starts), self.block_size + 1), dtype=np.int64)
         for row, start in zip(batch, starts, strict=True):
             row[:] = tokens[start : start + self.block_size + 1]
@@ -89,7 +95,7 @@ class Dataset:
         n = self.epoch_windows()
         slack = len(self.tokens["train"]) - 1 - n * self.block_size
         epochs, result = samples // n, np.empty(len(samples), dtype=np.int64)
-        for epoch in np.unique(epochs):
+        for epoch in np.unique(epochs).tolist():
             chosen = epochs == epoch
             offset = keyed(seed, epoch, "offset") % (slack + 1)
             result[chosen] = offset + permute(samples[chosen] % n, n, keyed(seed, epoch, "order")) * self.block_size
@@ -149,7 +155,12 @@ class Loader:
         self, dataset: Dataset, config, device: torch.device, first_step: int, rank: int = 0, world_size: int = 1
     ):
         self.device, self.cuda = device, device.type == "cuda"
-        micro_steps = config.gradient_accumulation_steps // world_size
+        micro_steps, rest = divmod(config.gradient_accumulation_steps, world_size)
+        require(
+            not rest,
+            f"gradient_accumulation_steps={config.gradient_accumulation_steps} does not divide by {world_size}, "
+            "the number of processes",
+        )
         self.buffers = self.copied = None
         if self.cuda:  # two pinned buffers with an event each: one is filled while the other's copy is under way
             shape = (config.batch_size, config.block_size + 1)

@@ -4,6 +4,10 @@ import shutil
 from importlib import resources
 
 import pytest
+from jaxtyping import install_import_hook
+
+# Every annotated shape is checked on every call, as long as the modules are first imported from here on.
+install_import_hook(["model", "optimizer", "checkpoint", "data.loader", "measure"], "beartype.beartype")
 
 # The names under which tiktoken keeps GPT-2's two files: the sha1 of their addresses.
 CACHED = {

@@ -1,0 +1,34 @@
+"""GPT-2 large (774 M) from scratch, on 300 G tokens of text in 0.5 M token steps.
+
+hardware    one NVIDIA A100 SXM4 80 GB
+duration    predicted: 142.2 days on one a100-80gb at 40 % MFU; not measured
+expected    not known for this schedule: OpenAI's weights of this size, on their own corpus, are another run
+
+    python data/prepare.py openwebtext --input=FOLDER_OF_TEXT --tokenizer=gpt2
+    python accounting.py configs/gpt2_large.py --gpu=a100-80gb
+    python train.py configs/gpt2_large.py
+    python sample.py out-gpt2-large --prompt="The history of"
+"""
+
+dataset = "openwebtext"
+vocab_size = 50304  # GPT-2's 50,257, padded to a multiple of 64
+block_size = 1024
+n_layer = 36
+n_head = 20
+n_embd = 1280
+init = "gpt2"
+
+batch_size = 20
+gradient_accumulation_steps = 24
+max_iters = 600000
+lr_decay_iters = 600000
+warmup_iters = 2000
+learning_rate = 0.00025
+min_lr = 2.5e-05
+beta2 = 0.95
+weight_decay = 1e-1
+
+eval_interval = 1000
+eval_iters = 200
+log_interval = 10
+out_dir = "out-gpt2-large"

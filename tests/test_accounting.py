@@ -1,0 +1,357 @@
+"""The schedule against what torch counts, saves and allocates, and against published figures."""
+
+import dataclasses
+import itertools
+import json
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed._tools.mem_tracker import MemTracker
+
+import accounting
+from accounting import Timeline, largest_batch, parse_memory, predict, refuse_what_cannot_fit, schedule
+from config import Config, ConfigError, resolve
+from hardware import Device, accelerator
+from measure import counted_flops, profiled_peak, standing_bytes
+from model import build
+from optimizer import AdamW, clip_factor, gradient_norm, parameter_groups
+
+ROOT = Path(__file__).resolve().parents[1]
+CPU = Device(
+    "a CPU", "cpu", 2**34, {"bfloat16": 4e11, "float32": 2e11}, source="a test", dtypes=("float32", "bfloat16")
+)
+SMALL = {"n_layer": 2, "n_head": 4, "n_embd": 64, "block_size": 32, "vocab_size": 300, "batch_size": 3}
+LLAMA = {"norm": "rmsnorm", "pos": "rope", "activation": "swiglu", "n_kv_head": 2, "tie_weights": False}
+GRID = {
+    "gpt2": {},
+    "gpt2 with bias, untied": {"bias": True, "tie_weights": False},
+    "odd sizes": {"bias": True, "batch_size": 1, "block_size": 7, "n_embd": 36},
+    "dropout": {"dropout": 0.1, "bias": True},
+    "attn_dropout": {"attn_dropout": 0.1},
+    "attn_dropout with groups": {"attn_dropout": 0.1, "n_kv_head": 2},
+    "llama": LLAMA,
+    "llama, one key-value head": {**LLAMA, "n_kv_head": 1, "head_dim": 24, "d_ff": 100, "tie_weights": True},
+    "qk_norm, relu2, rope": {"pos": "rope", "norm": "rmsnorm", "qk_norm": True, "activation": "relu2"},
+    "layernorm with rope, dropout": {"pos": "rope", "qk_norm": True, "dropout": 0.2},
+    "mlp": {"model": "mlp"},
+    "mlp with rmsnorm": {"model": "mlp", "mlp_context": 3, "norm": "rmsnorm", "bias": True, "dropout": 0.1},
+    "wide, few tokens": {"n_embd": 256, "block_size": 8, "batch_size": 1, "vocab_size": 20},
+    "tall, small vocabulary": {"n_layer": 4, "n_embd": 128, "block_size": 64, "vocab_size": 20},
+}  # fmt: skip
+
+
+def config_of(**settings):
+    accumulation = {"gradient_accumulation_steps": 1}
+    return resolve(Config(**{**SMALL, **accumulation, "dtype": "float32", **settings}), CPU)
+
+
+def total_flops(config):
+    return sum(op.flops * op.times for op in schedule(config, CPU).ops)
+
+
+class Step:
+    """A training step as train.py makes it, on random tokens."""
+
+    def __init__(self, config):
+        self.config, self.model = config, build(config)
+        self.model.init_weights(0)
+        self.optimizer = AdamW(parameter_groups(self.model, 0.1), 1e-3, (0.9, 0.95))
+        self.autocast = torch.autocast("cpu", getattr(torch, config.dtype), enabled=config.dtype != "float32")
+        shape = (config.batch_size, config.block_size)
+        self.x, self.y = torch.randint(config.vocab_size, shape), torch.randint(config.vocab_size, shape)
+
+    def forward(self):
+        with self.autocast:
+            return self.model(self.x, self.y)
+
+    def __call__(self):
+        for _ in range(self.config.gradient_accumulation_steps):
+            (self.forward() / self.config.gradient_accumulation_steps).backward()
+        norm = gradient_norm(self.optimizer.parameters)
+        self.optimizer.step(clip_factor(norm, 1.0), apply=norm.isfinite())
+        self.optimizer.zero_grad()
+
+    def standing(self):
+        moments = [t for pair in self.optimizer.state() for t in pair]
+        return standing_bytes([*self.model.parameters(), *self.model.buffers(), *moments, self.x, self.y])
+
+
+# --- against torch
+
+
+@pytest.mark.parametrize("shape", GRID)
+def test_parameters_are_the_models_own_name_by_name(shape):
+    config = config_of(**GRID[shape])
+    with torch.device("meta"):
+        own = {name: tuple(p.shape) for name, p in build(config).named_parameters()}
+    assert {name: p.shape for name, p in schedule(config, CPU).params.items()} == own
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("shape", GRID)
+def test_flops_equal_what_torch_counts(shape, accumulation):
+    config = config_of(gradient_accumulation_steps=accumulation, **GRID[shape])
+    with torch.device("meta"):
+        model = build(config)
+    assert total_flops(config) == counted_flops(model, config)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", GRID)
+def test_saved_bytes_equal_what_autograd_saves(shape, dtype):
+    config = config_of(dtype=dtype, **GRID[shape])
+    step, kept = Step(config), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        loss = step.forward()
+    of_the_model = {t.untyped_storage().data_ptr() for t in [*step.model.parameters(), *step.model.buffers()]}
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept}
+    saved = sum(n for pointer, n in storages.items() if pointer not in of_the_model)
+    s = schedule(config, CPU)
+    predicted = sum(b.bytes for b in Timeline(s).saved()) + sum(b.bytes for b in s.standing if b.kind == "batch")
+    assert predicted == saved and loss.requires_grad
+
+
+SCALARS = 64  # bytes: the loss, its parts and the optimizer's few numbers, which the schedule leaves out
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", GRID)
+def test_the_peak_is_that_of_torchs_memory_tracker(shape, dtype):
+    config = config_of(dtype=dtype, **GRID[shape])
+    step = Step(config)
+    step()  # the steady step is what is predicted
+    tracker = MemTracker()
+    tracker.track_external(step.model, step.x, step.y, *itertools.chain(*step.optimizer.state()))
+    with tracker:
+        step()
+    (measured,) = (device["Total"] for device in tracker.get_tracker_snapshot("peak").values())
+    assert 0 <= measured - Timeline(schedule(config, CPU)).peak <= SCALARS
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("shape", GRID)
+def test_the_peak_is_what_the_allocator_reached(shape, accumulation):
+    """In float32: on a CPU a bfloat16 matmul takes scratch memory of its own, which shows in models so small."""
+    config = config_of(gradient_accumulation_steps=accumulation, **GRID[shape])
+    step = Step(config)
+    step()
+    measured, _ = profiled_peak(step, step.standing(), torch.device("cpu"))
+    assert 0 <= measured - Timeline(schedule(config, CPU)).peak <= SCALARS
+
+
+def test_the_peak_of_a_model_of_some_size_is_within_one_percent():
+    config = config_of(dtype="bfloat16", n_layer=4, n_embd=256, block_size=128, batch_size=8, vocab_size=1000)
+    step = Step(config)
+    step()
+    measured, _ = profiled_peak(step, step.standing(), torch.device("cpu"))
+    assert math.isclose(Timeline(schedule(config, CPU)).peak, measured, rel_tol=0.01)
+
+
+# --- against published figures
+
+
+GPT2 = {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "batch_size": 1, "vocab_size": 50257}
+MEDIUM = {**GPT2, "n_layer": 24, "n_head": 16, "n_embd": 1024, "bias": True}
+LARGE = {**GPT2, "n_layer": 36, "n_head": 20, "n_embd": 1280, "bias": True}
+XL = {**GPT2, "n_layer": 48, "n_head": 25, "n_embd": 1600, "bias": True}
+LLAMA_7B = {**LLAMA, "n_layer": 32, "n_head": 32, "n_kv_head": 32, "n_embd": 4096, "d_ff": 11008, "vocab_size": 32000}
+LLAMA_70B = {**LLAMA_7B, "n_layer": 80, "n_head": 64, "n_kv_head": 8, "n_embd": 8192, "d_ff": 28672}
+LLAMA3_8B = {**LLAMA_7B, "n_kv_head": 8, "d_ff": 14336, "vocab_size": 128256}
+# parameters, from the model cards and nanoGPT's notebook
+PUBLISHED = {
+    "GPT-2": ({**GPT2, "bias": True}, 124_439_808),
+    "GPT-2 without bias": (GPT2, 124_337_664),
+    "GPT-2 without bias, padded": ({**GPT2, "vocab_size": 50304}, 124_373_760),
+    "GPT-2 padded": ({**GPT2, "vocab_size": 50304, "bias": True}, 124_475_904),
+    "GPT-2 medium": (MEDIUM, 354_823_168),
+    "GPT-2 large": (LARGE, 774_030_080),
+    "GPT-2 xl": (XL, 1_557_611_200),
+    "Llama 2 7B": (LLAMA_7B, 6_738_415_616),
+    "Llama 2 70B": (LLAMA_70B, 68_976_648_192),
+    "Llama 3 8B": (LLAMA3_8B, 8_030_261_248),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_parameter_counts(name):
+    settings, n_params = PUBLISHED[name]
+    assert predict(config_of(**settings), CPU)["model"]["params"] == n_params
+
+
+def test_gpt2_figures_of_the_transformer_sizing_notebook():
+    """FLOPs of GPT-2 124M at T = 1,024, B = 1, and bytes per saved activation where nothing differs from nanoGPT."""
+    config = config_of(**GPT2)
+    s = schedule(config, CPU)
+    forward = sum(op.flops for op in s.ops if op.phase == "forward")
+    assert forward == 291_648_307_200
+    assert sum(op.flops for op in s.ops) - forward == 583_296_614_400
+    assert predict(config, CPU)["model"]["params_matmul"] == 123_532_032
+
+
+def test_saved_bytes_of_gpt2_as_measured_on_nanogpt_in_float32():
+    config = config_of(**{**GPT2, "batch_size": 2})
+    s = schedule(config, CPU)
+    batch = sum(b.bytes for b in s.standing if b.kind == "batch")
+    position_indices = 8 * 1024  # nanoGPT looks its positions up; a slice needs no indices
+    assert sum(b.bytes for b in Timeline(s).saved()) + batch + position_indices == 1_633_878_020
+
+
+# --- what must not matter does not, and what must does
+
+
+def test_tying_changes_parameters_and_never_flops():
+    tied, untied = config_of(), config_of(tie_weights=False)
+    assert total_flops(tied) == total_flops(untied)
+    apart = predict(untied, CPU)["model"]["params"] - predict(tied, CPU)["model"]["params"]
+    assert apart == 300 * 64
+    assert predict(untied, CPU)["model"]["params_matmul"] == predict(tied, CPU)["model"]["params_matmul"]
+
+
+def test_fewer_key_value_heads_shrink_projections_and_never_scores():
+    def score_flops(config):
+        return sum(op.flops for op in schedule(config, CPU).ops if op.name.startswith("attention"))
+
+    per_head = [config_of(n_kv_head=k) for k in (4, 2, 1)]
+    assert len({score_flops(c) for c in per_head}) == 1 and score_flops(per_head[0]) > 0
+    params = [predict(c, CPU)["model"]["params"] for c in per_head]
+    assert params[0] - params[1] == 2 * 2 * 64 * 2 * 16 and params == sorted(params, reverse=True)
+
+
+def test_accumulation_multiplies_flops_and_keeps_gradients_beside_activations():
+    one, three, forty = (config_of(gradient_accumulation_steps=n) for n in (1, 3, 40))
+    assert total_flops(three) == 3 * total_flops(one)
+    peaks = [Timeline(schedule(c, CPU)).peak for c in (one, three, forty)]
+    assert peaks[1] == peaks[2] == peaks[0] + 4 * predict(one, CPU)["model"]["params"]
+
+
+def test_activations_are_linear_in_the_batch():
+    sizes = [predict(config_of(batch_size=b), CPU)["memory"]["activations"] for b in (1, 2, 3, 4)]
+    assert sizes == [sizes[0] * b for b in (1, 2, 3, 4)]
+
+
+def test_what_is_alive_at_the_peak_adds_up_to_it():
+    for settings in GRID.values():
+        memory = predict(config_of(**settings), CPU)["memory"]
+        assert sum(memory["at_peak"].values()) == memory["peak"]
+
+
+def test_integers_are_integers_and_json_keys_are_there(capsys):
+    assert accounting.main(["--vocab_size=65", "--n_layer=2", "--gpu=a100-40gb", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    integers = """model.params model.params_matmul flops.forward_per_token flops.per_token flops.per_step
+        flops.six_nd_per_token memory.params memory.gradients memory.optimizer memory.activations memory.loss
+        memory.peak"""
+    for path in integers.split():
+        group, key = path.split(".")
+        assert type(printed[group][key]) is int, path
+    assert printed["flops"]["six_nd_per_token"] == 6 * printed["model"]["params"]
+    assert printed["fits"] is True and printed["memory"]["peak_at"]
+
+
+# --- time
+
+
+def test_time_is_flops_over_peak_and_mfu():
+    config = config_of(max_iters=1000)
+    time_ = predict(config, CPU, mfu=0.5)["time"]
+    assert time_["step_s"] == total_flops(config) / (2e11 * 0.5)
+    assert math.isclose(time_["tokens_per_s"] * time_["step_s"], config.tokens_per_step)
+    assert time_["total_s"] == 1000 * time_["step_s"]
+
+
+def test_an_unknown_peak_gives_no_time_rather_than_a_guess(capsys):
+    unknown = Device("a device", "cpu")
+    assert predict(config_of(), unknown)["time"]["step_s"] is None
+    lines = "\n".join(accounting.report(config_of(), unknown, predict(config_of(), unknown)))
+    assert "unknown without the device's peak" in lines
+
+
+# --- fitting
+
+
+def test_the_largest_batch_fits_and_one_more_does_not():
+    config = config_of()
+    limit = 40 * 2**20
+    largest = largest_batch(config, CPU, limit)
+    assert largest > 1
+    peaks = [Timeline(schedule(dataclasses.replace(config, batch_size=b), CPU)).peak for b in (largest, largest + 1)]
+    assert peaks[0] <= limit < peaks[1]
+
+
+@pytest.mark.parametrize(
+    "memory, words",
+    [
+        ("40MiB", "--batch_size=", ),
+        ("1MiB", "batch size cannot help: parameters, gradients and optimizer state alone need"),
+    ],
+)  # fmt: skip
+def test_what_cannot_fit_is_refused_with_the_way_out(memory, words):
+    config = config_of(batch_size=500)
+    with pytest.raises(ConfigError, match=words) as error:
+        refuse_what_cannot_fit(config, CPU, predict(config, CPU, parse_memory(memory)))
+    assert "\n" not in str(error.value) and "batch_size=500 needs" in str(error.value)
+
+
+def test_not_even_one_sequence_fits_though_the_states_do():
+    config = config_of(block_size=2048, n_embd=16, vocab_size=300)
+    states = 16 * predict(config, CPU)["model"]["params"]
+    with pytest.raises(ConfigError, match="not even --batch_size=1 fits"):
+        refuse_what_cannot_fit(config, CPU, predict(config, CPU, states + 2**16))
+
+
+@pytest.mark.parametrize("text", ["39.5", "lots", "-1GiB", "0GiB", "GiB", "infGiB", "3TB "])
+def test_a_size_without_a_unit_is_refused(text, capsys):
+    assert accounting.main(["--vocab_size=65", f"--memory={text}"]) == 2
+    assert "39.5GiB" in capsys.readouterr().err
+
+
+def test_sizes_with_units():
+    assert (parse_memory("39.5GiB"), parse_memory("40GB"), parse_memory(None)) == (42_412_802_048, 40 * 10**9, None)
+
+
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (["--gpu=h100-smx", "--vocab_size=65"], "h100-sxm"),
+        (["--mfu=1.5", "--vocab_size=65"], "--mfu=1.5"),
+        (["--dtype=bfloat16", "--gpu=v100", "--vocab_size=65"], "has no bfloat16"),
+        (["--dataset=no-such-corpus"], "data/prepare.py no-such-corpus"),
+        (["--n_head=5", "--vocab_size=65"], "n_head=5"),
+    ],
+)
+def test_mistakes_are_one_line_and_status_2(argv, words, capsys):
+    assert accounting.main(argv) == 2
+    printed = capsys.readouterr()
+    assert words in printed.err and printed.err.count("\n") == 1 and not printed.out
+
+
+def test_the_report_names_the_peak_and_its_reason(capsys):
+    assert accounting.main([str(ROOT / "configs" / "gpt2.py"), "--gpu=a100-40gb"]) == 0
+    printed = capsys.readouterr().out
+    assert (
+        "124,373,760" in printed and "in backward, log-softmax: gradient" in printed and "PaLM's convention" in printed
+    )
+
+
+def test_a_command_is_answered_at_once():
+    command = [sys.executable, ROOT / "accounting.py", ROOT / "configs" / "gpt2_xl.py", "--gpu=h100-sxm", "--json"]
+    best = math.inf
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        best = min(best, time.perf_counter() - start)
+    assert best < 1
+
+
+def test_a_gpu_keeps_bfloat16_attention_and_a_cpu_float32():
+    gpu = accelerator("a100-40gb")
+    config = config_of(dtype="bfloat16")
+    kept = {
+        d.name: {b.dtype for b in Timeline(schedule(config, d)).saved() if b.name == "attention"} for d in (gpu, CPU)
+    }
+    assert kept == {gpu.name: {"bfloat16"}, CPU.name: {"float32"}}
