@@ -117,10 +117,15 @@ class Tape:
 
     def arrive(self, x, gradient):
         """Take a gradient of x that has been computed."""
-        if x in self.gradient:
-            self.emit(f"add gradients of {x.name}", (self.gradient[x], gradient), (self.gradient[x],))
+        earlier = total = self.gradient.get(x)
+        if earlier is None:
+            total = gradient
         else:
-            self.gradient[x] = gradient
+            if x.kind == "param" and self.config.dtype == "float32":
+                # a matmul's gradient of its weight is a transposed view, to which autograd does not add in place
+                total = Buffer(f"gradient of {x.name}", x.shape, x.dtype)
+            self.emit(f"add gradients of {x.name}", (earlier, gradient), (total,))
+        self.gradient[x] = total
         if x.kind == "param":
             self.uses[x] -= 1
             if not self.uses[x]:

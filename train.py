@@ -159,8 +159,8 @@ def main(argv):
     except torch.OutOfMemoryError as error:
         peak, available = prediction["memory"]["peak"], prediction["memory"]["available"]
         raise ConfigError(
-            f"out of memory in step {step}, where {mib(peak)} were predicted at the peak and {mib(available)} were free "
-            f"at the start: does another program use {device}? --batch_size takes less. {error}"
+            f"out of memory in step {step}: {mib(peak)} were predicted at the peak, {mib(available)} were free at the "
+            f"start. Does another program use {device}? A smaller --batch_size takes less. {error}"
         ) from None
     finally:
         stop.restore()

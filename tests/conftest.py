@@ -4,6 +4,7 @@ import shutil
 from importlib import resources
 
 import pytest
+import torch
 from jaxtyping import install_import_hook
 
 # Every annotated shape is checked on every call, as long as the modules are first imported from here on.
@@ -14,6 +15,10 @@ CACHED = {
     "vocab.bpe": "6d1cbeee0f20b3d9449abfede4726ed8212e3aee",
     "encoder.json": "6c7ea1a7e38e3a7f062df639a5b80947f075ffe6",
 }
+
+
+# Tests run side by side and their tensors are tiny: a second thread for each would only wait for its turn.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

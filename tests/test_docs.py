@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 # A block of output names its source in the comment before it, a figure in the comment behind it.
 BLOCKS = re.findall(r"<!-- (\S[^>]*) -->\n```\n(.*?)```", README, re.S)
-FIGURES = re.findall(r"([\d.,]+)<!--(\S+):(\S+):(\S+)-->", README)
+FIGURES = re.findall(r"([\d.,e+-]+)<!--(\S+):(\S+):(\S+)-->", README)
 CONFIGS = sorted((ROOT / "configs").glob("*.py"))
 
 
@@ -53,7 +53,7 @@ def test_a_figure_is_what_was_recorded(shown, file, key, form):
 
 def test_no_figure_stands_there_without_its_source():
     text = re.sub(r"```.*?```|`[^`]*`", "", README, flags=re.S)
-    text = re.sub(r"[\d.,]+<!--.*?-->", "", text)
+    text = re.sub(r"[\d.,e+-]+<!--.*?-->", "", text)
     assert re.findall(r"\d+\.\d+", text.replace("Python 3.11", "")) == []
     assert len(BLOCKS) >= 2 and len(FIGURES) >= 3
 
@@ -119,7 +119,7 @@ def test_the_figure_of_xavier_is_what_the_code_does():
     for name, curve in figure.measure().items():
         assert all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(curve, recorded[name], strict=True))
     assert (ROOT / "records" / "init" / "variance.svg").read_text(encoding="utf-8") == figure.svg(recorded)
-    assert len(recorded["Xavier"]) == 25
-    assert all(0.5 < variance < 2 for variance in recorded["Xavier"])
-    growth = [b / a for a, b in zip(recorded["N(0, 1)"], recorded["N(0, 1)"][1:], strict=False)]
+    assert len(recorded["xavier"]) == 25
+    assert all(0.5 < variance < 2 for variance in recorded["xavier"])
+    growth = [b / a for a, b in zip(recorded["normal"], recorded["normal"][1:], strict=False)]
     assert all(0.8 * 256 < g < 1.2 * 256 for g in growth)  # each layer multiplies by its fan_in

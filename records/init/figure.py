@@ -16,6 +16,7 @@ sys.path.insert(0, str(FOLDER.parents[1]))  # a script sees only its own folder
 from model import xavier_std
 
 DEPTH, WIDTH = 24, 256
+LINES = {"normal": ("N(0, 1)", "#c33"), "xavier": ("Xavier", "#26c")}  # name, colour
 
 
 def variances(std):
@@ -34,7 +35,7 @@ def variances(std):
 
 
 def measure():
-    return {"N(0, 1)": variances(1.0), "Xavier": variances(xavier_std(WIDTH, WIDTH))}
+    return {"normal": variances(1.0), "xavier": variances(xavier_std(WIDTH, WIDTH))}
 
 
 def svg(curves, width=640, height=300, left=70, bottom=40):
@@ -59,12 +60,14 @@ def svg(curves, width=640, height=300, left=70, bottom=40):
         below = height - bottom + 16
         parts.append(f'<text x="{x(layer):.1f}" y="{below}" text-anchor="middle">{layer}</text>')
     parts.append(
-        f'<text x="{(left + width - 90) / 2}" y="{height - 6}" text-anchor="middle">linear layers of width {WIDTH}</text>'
+        f'<text x="{(left + width - 90) / 2}" y="{height - 6}" text-anchor="middle">'
+        f"linear layers of width {WIDTH}</text>"
     )
     parts.append(
         f'<text x="14" y="{height / 2}" transform="rotate(-90 14 {height / 2})" text-anchor="middle">variance</text>'
     )
-    for (name, curve), colour in zip(curves.items(), ("#c33", "#26c"), strict=True):
+    for key, curve in curves.items():
+        name, colour = LINES[key]
         points = " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in enumerate(curve))
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts.append(f'<text x="{x(DEPTH) + 8:.1f}" y="{y(curve[-1]) + 4:.1f}" fill="{colour}">{name}</text>')
