@@ -149,7 +149,7 @@ def compare(prediction: dict, measured: dict, compiled: bool = False) -> list[di
 
 
 SUSPECTS = {
-    "peak memory": "an operation keeps or makes what the schedule in accounting.py does not know",
+    "peak memory": "an operation keeps or makes what schedule.py does not know",
     "FLOPs per step": "the schedule's matmuls are not the model's",
     "step time": "the assumed MFU (--mfu) is not what this machine reaches",
     "MFU": "the assumed MFU (--mfu) is not what this machine reaches",

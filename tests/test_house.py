@@ -16,7 +16,8 @@ STANDARD = set(sys.stdlib_module_names)
 MAY_IMPORT = {
     "config": set(),
     "hardware": {"config"},
-    "accounting": {"config", "hardware"},
+    "schedule": {"hardware"},
+    "accounting": {"config", "hardware", "schedule"},
     "model": {"hardware"},  # for the one table of operations' dtypes
     "optimizer": set(),
     "tokenizer": {"config"},
@@ -38,7 +39,7 @@ MAY_IMPORT = {
         "tokenizer",
     },
 }
-STANDARD_LIBRARY_ONLY = {"config", "hardware", "accounting"}
+STANDARD_LIBRARY_ONLY = {"config", "hardware", "schedule", "accounting"}
 
 
 def imports(path):

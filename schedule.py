@@ -1,0 +1,362 @@
+"""What a training step does: its operations in the order they run, each with the buffers it reads and writes.
+
+Everything that accounting.py says of a run is a fold over this list. A layer is described by the operations of its
+forward, in the order model.py makes them; the tape derives the backward as autograd would. To add a layer, describe it
+here and write it there: the tests hold the two together, by what torch counts, saves and allocates.
+"""
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+from hardware import operation_dtype
+
+SIZES = {"float64": 8, "int64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "bool": 1}  # bytes
+
+
+# --- buffers, operations, and the tape that records them
+
+
+@dataclass(eq=False)
+class Buffer:
+    """A tensor. kind: param state grad batch table copy (of a weight) activation. A view lives in its base."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: str = "activation"
+    base: "Buffer | None" = None
+
+    @property
+    def numel(self):
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self):
+        return self.numel * SIZES[self.dtype]
+
+    @property
+    def storage(self):
+        return self.base or self
+
+
+@dataclass(eq=False)
+class Op:
+    """One operation. A buffer lives from its first write to its last read."""
+
+    name: str
+    group: str  # embedding attention mlp norm head loss optimizer
+    phase: str  # forward backward optimizer
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+    matmuls: tuple[tuple[int, int, int, int], ...] = ()  # (count, m, k, n): 2 count m k n FLOPs
+    times: int = 1  # how often a step runs it
+
+    @property
+    def flops(self):
+        return sum(2 * count * m * k * n for count, m, k, n in self.matmuls)
+
+    @property
+    def touched(self):
+        return {buffer.storage: None for buffer in self.reads + self.writes}  # a set that keeps its order
+
+
+class Tape:
+    """Record operations forward; `backward` then records their gradients in reverse, as autograd runs them.
+
+    Autograd's rules, which decide what is alive when: an operation's gradient frees what its forward saved once all its
+    outputs are made; the first gradient to reach a tensor is kept as it is, later ones are added in place; a
+    parameter's gradient is complete after its last use, and is then kept, or added to the one that is there.
+    """
+
+    def __init__(self, config, device):
+        self.config, self.device = config, device
+        self.ops, self.undo = [], []
+        self.params, self.uses = {}, Counter()
+        self.gradient, self.grads = {}, {}  # on their way, by buffer; complete, by parameter
+        self.group, self.phase, self.times = "", "forward", 1
+
+    def param(self, name, *shape):
+        parameter = self.params.setdefault(name, Buffer(name, shape, "float32", "param"))
+        self.uses[parameter] += 1
+        return parameter
+
+    def emit(self, name, reads, writes, matmuls=()):
+        self.ops.append(Op(name, self.group, self.phase, tuple(reads), tuple(writes), tuple(matmuls), self.times))
+
+    def apply(self, name, inputs, shape, dtype, saved=(), extra=(), matmuls=(), back=(), temps=()):
+        """Record an operation and return its output.
+
+        saved: what its gradient reads, "output" standing for the output; extra: further outputs, saved as well; back:
+        the matmuls of its gradient; temps: (shape, dtype) of buffers that live only while the gradient is computed.
+        """
+        y = Buffer(name, tuple(shape), dtype)
+        saved = tuple(y if s == "output" else s for s in saved) + tuple(extra)
+        self.emit(name, inputs, (y, *extra), matmuls)
+        group = self.group
+
+        def gradient():
+            self.group = group
+            dy = self.gradient.pop(y)
+            results = [Buffer(f"gradient of {x.name}", x.shape, x.dtype) for x in inputs]
+            scratch = [Buffer(f"temporary of {name}", shape, dtype) for shape, dtype in temps]
+            self.emit(f"{name}: gradient", (dy, *saved), (*results, *scratch), back)
+            for x, result in zip(inputs, results, strict=True):
+                self.arrive(x, result)
+
+        self.undo.append(gradient)
+        return y
+
+    def arrive(self, x, gradient):
+        """Take a gradient of x that has been computed."""
+        earlier = total = self.gradient.get(x)
+        if earlier is None:
+            total = gradient
+        else:
+            if x.kind == "param" and self.config.dtype == "float32":
+                # a matmul's gradient of its weight is a transposed view, to which autograd does not add in place
+                total = Buffer(f"gradient of {x.name}", x.shape, x.dtype)
+            self.emit(f"add gradients of {x.name}", (earlier, gradient), (total,))
+        self.gradient[x] = total
+        if x.kind == "param":
+            self.uses[x] -= 1
+            if not self.uses[x]:
+                complete = self.gradient.pop(x)
+                if x in self.grads:
+                    self.emit(f"accumulate gradient of {x.name}", (self.grads[x], complete), (self.grads[x],))
+                else:
+                    complete.kind = "grad"
+                    self.grads[x] = complete
+
+    def backward(self, loss):
+        self.phase = "backward"
+        self.gradient[loss] = Buffer("gradient of loss", loss.shape, loss.dtype)
+        while self.undo:
+            self.undo.pop()()
+        self.phase = "forward"
+
+    # --- operations that layers share
+
+    def cast(self, x, dtype):
+        if x.dtype == dtype:
+            return x
+        y = self.apply(f"{x.name} in {dtype}", (x,), x.shape, dtype)
+        y.kind = "copy" if x.kind == "param" else y.kind
+        return y
+
+    def linear(self, name, x, n, bias=False, weight=None):
+        """x W^T + b over the last axis, (rows, k) x (k, n), in the dtype of matmuls; its gradient is two such."""
+        k, dtype = x.shape[-1], operation_dtype("matmul", self.config.dtype, self.device.kind)
+        rows = x.numel // k
+        x, w = self.cast(x, dtype), self.cast(weight or self.param(f"{name}.weight", n, k), dtype)
+        inputs = (x, w, self.cast(self.param(f"{name}.bias", n), dtype)) if bias else (x, w)
+        forward, to_x, to_w = (1, rows, k, n), (1, rows, n, k), (1, n, rows, k)
+        return self.apply(name, inputs, (*x.shape[:-1], n), dtype, (x, w), matmuls=[forward], back=[to_x, to_w])
+
+    def norm(self, name, x):
+        """Over the last axis, with a gain; LayerNorm keeps two numbers a row, RMSNorm (written out in model.py) one."""
+        c = self.config
+        layernorm, rows = c.norm == "layernorm", (x.numel // x.shape[-1],)
+        gains = [self.param(f"{name}.weight", x.shape[-1])]
+        if c.bias and layernorm:
+            gains.append(self.param(f"{name}.bias", x.shape[-1]))
+        extra = [Buffer(f"{name} {s}", rows, "float32") for s in (("mean", "rstd") if layernorm else ("rstd",))]
+        temps = () if layernorm else [(x.shape, "float32")] * 2  # the normed input, the gradient times the gain
+        return self.apply(name, (x, *gains), x.shape, "float32", (x, *gains), extra, temps=temps)
+
+    def head_norm(self, x):
+        """RMSNorm over each head, without a gain."""
+        rstd = Buffer(f"{x.name} rstd", (x.numel // x.shape[-1],), "float32")
+        temps = [(x.shape, "float32")] * (
+            1 if x.dtype == "float32" else 2
+        )  # the normed input, the result before its cast
+        return self.apply(f"{x.name} normed", (x,), x.shape, "float32", (x,), (rstd,), temps=temps)
+
+    def split(self, x, shapes):
+        """Return views of x; their gradients are joined in a buffer of their own."""
+        views = [Buffer(name, shape, x.dtype, base=x) for name, shape in shapes.items()]
+
+        def gradient():
+            joined = Buffer(f"gradient of {x.name}", x.shape, x.dtype)
+            self.emit(f"join gradients of {x.name}", [self.gradient.pop(view) for view in views], (joined,))
+            self.arrive(x, joined)
+
+        self.undo.append(gradient)
+        return views
+
+    def add(self, x, branch):
+        """x + branch in x's dtype: its gradient is x's as it is, and the branch's after a cast, or a sum over B."""
+        y = Buffer("sum", x.shape, x.dtype)
+        self.emit(f"add {branch.name}", (x, branch), (y,))
+
+        def gradient():
+            dy = result = self.gradient.pop(y)
+            self.arrive(x, dy)
+            if (branch.shape, branch.dtype) != (x.shape, x.dtype):
+                result = Buffer(f"gradient of {branch.name}", branch.shape, branch.dtype)
+                self.emit(result.name, (dy,), (result,))
+            self.arrive(branch, result)
+
+        self.undo.append(gradient)
+        return y
+
+    def dropout(self, x, p):
+        """x times a mask, which is of booleans on CUDA and of x's dtype on a CPU."""
+        if not p:
+            return x
+        mask = Buffer("dropout mask", x.shape, "bool" if self.device.kind == "cuda" else x.dtype)
+        return self.apply("dropout", (x,), x.shape, x.dtype, extra=(mask,))
+
+
+# --- layers, each as model.py has it
+
+
+def attention(tape, x, name):
+    c = tape.config
+    B, T, H, K, D = c.batch_size, c.block_size, c.n_head, c.n_kv_head, c.head_dim
+    qkv = tape.linear(f"{name}.qkv", x, (H + 2 * K) * D, c.bias)
+    q, k, v = tape.split(qkv, {"q": (B, T, H, D), "k": (B, T, K, D), "v": (B, T, K, D)})
+    if c.qk_norm:
+        q, k = tape.head_norm(q), tape.head_norm(k)
+    if c.pos == "rope":
+        q, k = (tape.cast(part, "float32") for part in (q, k))
+        q, k = (tape.apply(f"{part.name} rotated", (part,), part.shape, "float32") for part in (q, k))
+    dtype = operation_dtype("attention", c.dtype, tape.device.kind)
+    q, k, v = (tape.cast(part, dtype) for part in (q, k, v))
+    y = scaled_dot_product(tape, q, k, v, dtype)
+    return tape.linear(f"{name}.proj", y, c.n_embd, c.bias)
+
+
+def scaled_dot_product(tape, q, k, v, dtype):
+    """softmax(q k^T) v: two matmuls per query head forward, four backward (of v, softmax, q, k), masked half included.
+
+    A fused kernel keeps its inputs, its output and one number per row, and makes the T x T scores again in the
+    backward; that recomputation is not counted here. With attn_dropout a CPU has no fused kernel: scaled copies of q
+    and k, the softmax, the mask and their product stay.
+    """
+    c = tape.config
+    B, T, H, D = c.batch_size, c.block_size, c.n_head, c.head_dim
+    scores, values = (B * H, T, D, T), (B * H, T, T, D)
+    both, back = [scores, values], [values, scores, values, values]
+    shape = (B, T, H * D)
+    if not (c.attn_dropout and tape.device.kind == "cpu"):
+        lse = Buffer("log-sum-exp", (B, H, T), "float32")
+        return tape.apply("attention", (q, k, v), shape, dtype, (q, k, v, "output"), (lse,), both, back)
+    if c.n_kv_head != H:
+        k, v = (tape.apply(f"{part.name} repeated", (part,), q.shape, dtype) for part in (k, v))
+    else:
+        v = tape.apply("v by heads", (v,), v.shape, dtype)  # contiguous, for the batched matmul
+    q, k = (tape.apply(f"{part.name} scaled", (part,), part.shape, dtype) for part in (q, k))
+    weights = (B, H, T, T)
+    logits = tape.apply("scores", (q, k), weights, dtype, (q, k), matmuls=[scores], back=[values, values])
+    softmax = tape.apply("softmax", (logits,), weights, dtype, ("output",))
+    dropped = tape.dropout(softmax, c.attn_dropout)
+    y = tape.apply("weighted values", (dropped, v), (B, H, T, D), dtype, (dropped, v), matmuls=[values], back=back[:2])
+    return tape.apply("join heads", (y,), shape, dtype)
+
+
+def feed_forward(tape, x, name):
+    c = tape.config
+    inner = (*x.shape[:-1], c.d_ff)
+    if c.activation == "swiglu":
+        h = tape.linear(f"{name}.up", x, 2 * c.d_ff, c.bias)
+        gate, value = tape.split(h, {"gate": inner, "value": inner})
+        silu = tape.apply("silu", (gate,), inner, h.dtype, (gate,))
+        h = tape.apply("gated", (silu, value), inner, h.dtype, (silu, value))
+    else:
+        h = tape.linear(f"{name}.up", x, c.d_ff, c.bias)
+        if c.activation == "gelu":
+            h = tape.apply("gelu", (h,), inner, h.dtype, (h,))
+        else:
+            h = tape.apply("relu", (h,), inner, h.dtype, ("output",))
+            h = tape.apply("square", (h,), inner, h.dtype, (h,), temps=[(inner, h.dtype)])
+    return tape.linear(f"{name}.down", h, c.n_embd, c.bias)
+
+
+def block(tape, x, layer):
+    c = tape.config
+    if c.model == "transformer":
+        tape.group = "norm"
+        normed = tape.norm(f"blocks.{layer}.norm1", x)
+        tape.group = "attention"
+        x = tape.add(x, tape.dropout(attention(tape, normed, f"blocks.{layer}.attn"), c.dropout))
+    tape.group = "norm"
+    normed = tape.norm(f"blocks.{layer}.norm2", x)
+    tape.group = "mlp"
+    return tape.add(x, tape.dropout(feed_forward(tape, normed, f"blocks.{layer}.mlp"), c.dropout))
+
+
+def embedding(tape, idx):
+    """Rows of the table; the table's gradient is dense. Learned positions add theirs, an MLP mixes a window of rows."""
+    c = tape.config
+    B, T, C, m = c.batch_size, c.block_size, c.n_embd, c.mlp_context
+    tape.group = "embedding"
+    x = tape.apply("embedding", (tape.param("wte", c.vocab_size, C),), (B, T, C), "float32", (idx,))
+    if c.model == "mlp":
+        x = tape.apply("padded", (x,), (B, T + m - 1, C), "float32")
+        x = tape.apply("windows", (x,), (B, T, m * C), "float32")
+        x = tape.cast(tape.linear("mix", x, C, c.bias), "float32")
+    elif c.pos == "learned":
+        x = tape.add(x, tape.param("wpe", T, C))
+    return tape.dropout(x, c.dropout)
+
+
+def loss(tape, x, targets):
+    """Logits, their softmax and its gradient are (B T, V) each, the softmax in float32."""
+    c = tape.config
+    rows, V = c.batch_size * c.block_size, c.vocab_size
+    tape.group = "head"
+    weight = tape.param("wte" if c.tie_weights else "head", V, c.n_embd)
+    logits = tape.linear("logits", x, V, weight=weight)
+    tape.group = "loss"
+    logits = tape.cast(logits, "float32")
+    log_softmax = tape.apply("log-softmax", (logits,), (rows, V), "float32", ("output",))
+    return tape.apply("loss", (log_softmax,), (), "float32", (targets,), (Buffer("number of targets", (), "float32"),))
+
+
+def optimizer(tape):
+    """AdamW: one tensor of the parameter's size beside the moments while it is updated; gradients die at the end."""
+    tape.group = tape.phase = "optimizer"
+    states = []
+    for p, grad in tape.grads.items():
+        moments = [Buffer(f"{moment} of {p.name}", p.shape, "float32", "state") for moment in ("exp_avg", "exp_avg_sq")]
+        scratch = Buffer(f"update of {p.name}", p.shape, "float32")
+        tape.emit(f"update {p.name}", (p, grad, *moments), (p, *moments, scratch))
+        states += moments
+    tape.emit("free gradients", tuple(tape.grads.values()), ())
+    return states
+
+
+@dataclass
+class Schedule:
+    """A training step. standing: what is alive before and after it; ops: what it does, in order."""
+
+    config: object
+    device: object
+    ops: list[Op]
+    params: dict[str, Buffer]
+    standing: list[Buffer] = field(default_factory=list)
+
+
+def schedule(config, device):
+    """Write down a steady step of a resolved config: micro-steps, then the update.
+
+    All micro-steps after the first are alike, and recorded once, with how often they run.
+    """
+    tape = Tape(config, device)
+    accumulation = config.gradient_accumulation_steps
+    shape = (config.batch_size, config.block_size)
+    idx, targets = (Buffer(name, shape, "int64", "batch") for name in ("inputs", "targets"))
+    for tape.times in (1, accumulation - 1)[: min(accumulation, 2)]:
+        x = embedding(tape, idx)
+        for layer in range(config.n_layer):
+            x = block(tape, x, layer)
+        tape.group = "norm"
+        tape.backward(loss(tape, tape.norm("norm", x), targets))
+    tape.times = 1
+    states = optimizer(tape)
+    standing = [*tape.params.values(), *states, idx, targets]
+    if config.model == "transformer" and config.pos == "rope":
+        table = (config.block_size, config.head_dim // 2)
+        standing += [Buffer(name, table, "float32", "table") for name in ("cos", "sin")]
+    return Schedule(config, device, tape.ops, tape.params, standing)
