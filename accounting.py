@@ -8,13 +8,14 @@ A step is written down once, in schedule.py; every figure here is a fold over th
 import dataclasses
 import json
 import math
+import re
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from config import ConfigError, command, load, require, resolve
-from hardware import accelerator, local_device
-from schedule import Schedule, schedule
+from hardware import accelerator, local_device, operation_dtype
+from schedule import SIZES, Schedule, schedule
 
 ASSUMED_MFU = 0.4  # of a step nobody has measured yet: what a well-kept trainer reaches on one GPU
 
@@ -63,6 +64,13 @@ class Timeline:
             return "logits and loss"
         return "saved activations" if born.phase == "forward" else "gradients of activations"
 
+    def by_category(self, buffers):
+        """Return the bytes of buffers by their line of the report."""
+        result = Counter()
+        for buffer in buffers:
+            result[self.category(buffer)] += buffer.bytes
+        return result
+
     def saved(self):
         """Return the buffers that a forward makes and its backward reads, of one micro-step."""
         ops = self.schedule.ops
@@ -83,57 +91,80 @@ CATEGORIES = {
 def predict(config, device, memory_bytes=None, mfu=ASSUMED_MFU):
     """Return all figures of a run as a nested dict: counts, FLOPs and bytes are integers, times seconds or None."""
     s = schedule(config, device)
-    t = Timeline(s)
-    by_category = Counter()
-    for buffer in t.alive(t.peak_op):
-        by_category[t.category(buffer)] += buffer.bytes
-    saved = Counter()
-    for buffer in t.saved():
-        saved[t.category(buffer)] += buffer.bytes
-    loss_bytes = max(
-        sum(b.bytes for b in t.alive(op) if t.category(b) == "logits and loss") for op in s.ops if op.group == "loss"
+    model, flops, memory = parameters(s), step_flops(s), step_memory(s)
+    memory["available"] = memory_bytes or device.memory_bytes
+    peak, bandwidth, step_s, least_s = device.peak(config.dtype), device.bandwidth, None, None
+    if peak:
+        step_s = flops["per_step"] / (peak * mfu)
+    if peak and bandwidth:
+        least_s = sum(op.least_seconds(peak, bandwidth) * op.times for op in s.ops)
+    time = {
+        "mfu": mfu,
+        "peak_flops": peak,
+        "peak_source": device.source,
+        "step_s": step_s,
+        "least_s": least_s,  # each operation at its bound, none fused with another
+        "tokens_per_s": step_s and config.tokens_per_step / step_s,
+        "total_s": step_s and step_s * config.max_iters,
+        "days": step_s and step_s * config.max_iters / 86400,
+    }
+    fits = memory["peak"] <= memory["available"] if memory["available"] else None
+    return {"model": model, "flops": flops, "memory": memory, "time": time, "fits": fits}
+
+
+def parameters(s):
+    """Return how many parameters there are, and how many multiply every token: matrices that are not just looked up.
+
+    A tied table is looked up and multiplies too: it is the head.
+    """
+    looked_up = {"wpe"} if s.config.tie_weights else {"wte", "wpe"}
+    matrices = [p for name, p in s.params.items() if len(p.shape) == 2 and name not in looked_up]
+    return {"params": sum(p.numel for p in s.params.values()), "params_matmul": sum(p.numel for p in matrices)}
+
+
+def step_flops(s):
+    """Return a step's FLOPs, in three conventions.
+
+    per_step: every matmul, attention over all T^2 pairs of positions (PaLM's); causal_per_step: over the T (T + 1) / 2
+    that the mask leaves; six_nd: 2 forward and 4 backward for each parameter and token, attention left out.
+    hardware_per_step is what is executed, recomputation included: today there is none.
+    """
+    T, tokens = s.config.block_size, s.config.tokens_per_step
+    total, pairs, forward = (
+        sum(op.flops * op.times for op in s.ops if chosen(op))
+        for chosen in (lambda op: True, lambda op: op.is_attention, lambda op: op.phase == "forward")
     )
-    n_params = sum(p.numel for p in s.params.values())
-    matmul_weights = [name for name, p in s.params.items() if len(p.shape) == 2 and name not in ("wte", "wpe")]
-    n_matmul = (
-        sum(s.params[name].numel for name in matmul_weights) + (config.vocab_size * config.n_embd) * config.tie_weights
-    )
-    per_step = sum(op.flops * op.times for op in s.ops)
-    forward = sum(op.flops * op.times for op in s.ops if op.phase == "forward")
-    available = memory_bytes or device.memory_bytes
-    peak = device.peak(config.dtype)
-    step_s = per_step / (peak * mfu) if peak else None
-    tokens = config.tokens_per_step
     return {
-        "model": {"params": n_params, "params_matmul": n_matmul},
-        "flops": {
-            "six_nd_per_token": 6 * n_params,
-            "forward_per_token": forward // tokens,
-            "per_token": per_step // tokens,
-            "per_step": per_step,
-        },
-        "memory": {
-            "params": sum(p.bytes for p in s.params.values()),
-            "gradients": sum(p.bytes for p in s.params.values()),
-            "optimizer": sum(b.bytes for b in s.standing if b.kind == "state"),
-            "activations": saved["saved activations"],
-            "weight_copies": saved["weight copies"],
-            "loss": loss_bytes,
-            "batch": sum(b.bytes for b in s.standing if b.kind == "batch"),
-            "peak": t.peak,
-            "peak_at": f"{t.peak_op.phase}, {t.peak_op.name}",
-            "at_peak": dict(by_category),
-            "available": available,
-        },
-        "time": {
-            "mfu": mfu,
-            "peak_flops": peak,
-            "peak_source": device.source,
-            "step_s": step_s,
-            "tokens_per_s": tokens / step_s if step_s else None,
-            "total_s": step_s * config.max_iters if step_s else None,
-        },
-        "fits": t.peak <= available if available else None,
+        "six_nd_per_token": 6 * parameters(s)["params"],
+        "forward_per_token": forward // tokens,
+        "per_token": total // tokens,
+        "per_step": total,
+        "causal_per_step": total - pairs + pairs * (T + 1) // (2 * T),
+        "hardware_per_step": total,
+    }
+
+
+def step_memory(s):
+    """Return the bytes of a step by what they are for, and the peak with what is alive then."""
+    c, t = s.config, Timeline(s)
+    params = sum(p.bytes for p in s.params.values())
+    saved = t.by_category(t.saved())
+    at_peak = t.by_category(t.alive(t.peak_op))
+    losses = (t.by_category(t.alive(op))["logits and loss"] for op in s.ops if op.group == "loss")
+    cached = 2 * c.n_layer * c.n_kv_head * c.head_dim if c.model == "transformer" else 0  # keys and values, elements
+    return {
+        "params": params,
+        "gradients": params,
+        "optimizer": sum(b.bytes for b in s.standing if b.kind == "state"),
+        "activations": saved["saved activations"],
+        "weight_copies": saved["weight copies"],
+        "loss": max(losses),
+        "batch": sum(b.bytes for b in s.standing if b.kind == "batch"),
+        "kv_cache_per_token": cached * SIZES[operation_dtype("attention", c.dtype, s.device.kind)],
+        "checkpoint": 3 * params,  # weights and both moments, but for headers of a few KB
+        "peak": t.peak,
+        "peak_at": f"{t.peak_op.phase}, {t.peak_op.name}",
+        "at_peak": dict(at_peak),
     }
 
 
@@ -241,8 +272,36 @@ def report(config, device, prediction):
             f"time        {duration(time['step_s'])} a step, {time['tokens_per_s']:,.0f} tokens/s, "
             f"{duration(time['total_s'])} in all, at an assumed {time['mfu']:.0%} of the peak (--mfu)"
         )
+        if time["least_s"]:
+            yield f"            no less than {duration(time['least_s'])} a step with each operation at its roofline, none fused"
     else:
         yield "time        unknown without the device's peak: name a card with --gpu, or train here once to measure it"
+
+
+def timeline(s, width=40):
+    """Yield the bytes alive over a step as bars, a row per layer and phase, the most of each."""
+    t = Timeline(s)
+    rows = []  # [name, most bytes alive, whether the peak is there]
+    for op, live in zip(s.ops, t.live, strict=True):
+        place = op.group if op.layer is None else f"layer {op.layer}"
+        name = op.phase if op.phase == place else f"{op.phase} {place}"
+        again = f", {op.times} times" if op.times > 1 else ""
+        if not rows or rows[-1][0] != name + again:
+            rows.append([name + again, 0, False])
+        rows[-1][1] = max(rows[-1][1], live)
+        rows[-1][2] |= op is t.peak_op
+    yield f"timeline    the most that is alive in each part of a step; {mib(t.standing_bytes)} stand through all of it"
+    left_out = None  # of many layers alike, the first and the last three
+    for name, most, at_peak in rows:
+        layer = re.search(r"layer (\d+)", name)
+        if layer and 3 <= int(layer[1]) < s.config.n_layer - 3 and s.config.n_layer > 16 and not at_peak:
+            left_out = left_out or "  ..."
+            continue
+        if left_out:
+            yield left_out
+            left_out = None
+        mark = f"  peak: {t.peak_op.name}" if at_peak else ""
+        yield f"  {name:<28}{mib(most):>12}  {'#' * round(width * most / t.peak)}{mark}"
 
 
 # --- the command line
@@ -253,8 +312,9 @@ class Options:
     """Predict what a run will take, without running it: parameters, FLOPs, memory and its peak, time."""
 
     gpu: str | None = None  # a card of the table, such as h100-sxm; None: this machine
-    memory: str | None = None  # what may be used, such as 39.5GiB; None: what the device has
+    memory: str | None = field(default=None, metadata={"bare": ""})  # what may be used, as 39.5GiB; bare: the timeline
     mfu: float = ASSUMED_MFU  # fraction of the peak that the step is assumed to reach
+    roofline: bool = False  # where the time goes: each group's FLOPs, bytes and bound, and those of generation
     json: bool = False  # print everything as JSON, for programs
 
 
@@ -279,16 +339,37 @@ def main(argv):
     require(0 < options.mfu <= 1, f"--mfu={options.mfu} must lie in (0, 1]")
     device = accelerator(options.gpu) if options.gpu else local_device(config.device)
     config = resolve(config, device)
-    prediction = predict(config, device, parse_memory(options.memory), options.mfu)
+    prediction = predict(config, device, parse_memory(options.memory or None), options.mfu)
     if options.json:
-        print(json.dumps(prediction, indent=2))
+        print(json.dumps(everything(config, device, prediction), indent=2))
         return 0
     for line in report(config, device, prediction):
         print(line)
-    if prediction["fits"] is False:
-        refuse_what_cannot_fit(config, device, prediction)
+    if options.memory == "":
+        print("\n".join(timeline(schedule(config, device))))
+    if options.roofline:
+        import roofline  # a room of its own, built on this one
+
+        print("\n".join(roofline.lines(config, device)))
+    refuse_what_cannot_fit(config, device, prediction)
     return 0
 
 
+def everything(config, device, prediction):
+    """Return the prediction with what takes longer: the timeline, the largest batch, the roofline where it is known."""
+    import roofline
+
+    s = schedule(config, device)
+    steps = zip(s.ops, Timeline(s).live, strict=True)
+    prediction["memory"]["timeline"] = [{"phase": op.phase, "operation": op.name, "bytes": live} for op, live in steps]
+    available = prediction["memory"]["available"]
+    prediction["max_batch_size"] = largest_batch(config, device, available) if available else None
+    known = device.peak(config.dtype) and device.bandwidth
+    prediction["roofline"] = roofline.roofline(config, device) if known else None
+    return prediction
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    import accounting  # itself, by its name: what builds on it must not find a second copy
+
+    sys.exit(accounting.main())

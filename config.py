@@ -21,6 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+if sys.version_info < (3, 11):  # noqa: UP036 (a clone checks nothing else)
+    sys.exit(f"error: Python 3.11 or newer is needed; this is {sys.version.split()[0]}")
+
 ROOT = Path(__file__).resolve().parent
 Auto = Literal["auto"]
 
@@ -140,12 +143,13 @@ def load(argv, options=None):
 def parse(argv, classes, positional):
     """Return (positional words, {name: value}) of a command line whose flags the dataclasses declare.
 
-    Both --name=value and --name value are read; a command's own switch (a bool that is False) needs no value. When the
-    line asks for --help, print it, its head the last class's docstring, and exit.
+    Both --name=value and --name value are read. A command's own switch (a bool) needs no value, nor does an option
+    whose field's metadata says what it means "bare". When the line asks for --help, print it and exit.
     """
-    known = {field.name: kind for cls in classes for field, kind in fields(cls)}
-    words, flags, rest = [], {}, iter(argv)
-    for word in rest:
+    known = {field.name: (kind, field.metadata.get("bare")) for cls in classes for field, kind in fields(cls)}
+    words, flags, rest = [], {}, list(argv)
+    while rest:
+        word = rest.pop(0)
         if word in ("--help", "-h"):
             print(help_text(classes, positional))
             raise SystemExit(0)
@@ -156,14 +160,22 @@ def parse(argv, classes, positional):
             continue
         name, equals, text = word[2:].partition("=")
         require(name in known, f"unknown setting --{name}{nearest(name, known)}")
-        if not equals and known[name] is bool and name not in Config.__dataclass_fields__:
-            flags[name] = True
+        kind, bare = known[name]
+        if kind is bool and name not in Config.__dataclass_fields__:
+            bare = True
+        if not equals and (bare is True or (bare is not None and not (rest and is_value(rest[0])))):
+            flags[name] = bare
             continue
         if not equals:
-            text = next(rest, "--")
-            require(not text.startswith("--"), f"--{name} needs a value: --{name}=VALUE")
-        flags[name] = convert(name, literal_or_text(text, known[name]), known[name], f"--{name}={text}")
+            require(rest and not rest[0].startswith("--"), f"--{name} needs a value: --{name}=VALUE")
+            text = rest.pop(0)
+        flags[name] = convert(name, literal_or_text(text, kind), kind, f"--{name}={text}")
     return words, flags
+
+
+def is_value(word):
+    """Return whether a word behind a flag is the flag's value, and not the next flag or a config file."""
+    return not word.startswith("--") and not word.endswith(".py")
 
 
 def fields(cls):

@@ -3,6 +3,7 @@
 These are the figures that predictions are held against, and that no table knows.
 """
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -49,16 +50,18 @@ def cuda_record(device: torch.device) -> Device:
 
 
 def with_ceiling(record: Device, device: torch.device, dtype: str) -> Device:
-    """Return the record with a peak for dtype: the table's, an earlier measurement's, or one made now (under 2 s)."""
-    if record.peak(dtype):
-        return record
-    flops, n = matmul_ceiling(device, dtype)
-    measured = dataclasses.replace(record, peak_flops={dtype: flops}, source=f"measured here: matmul of {n} cubed")
-    try:
-        hardware.write_local(measured)
-    except OSError:
-        return dataclasses.replace(measured, peak_flops={**record.peak_flops, dtype: flops})  # a read-only checkout
-    return hardware.with_measured(record)
+    """Return the record with a peak for dtype and a bandwidth: the table's, or measured here, once and in under 2 s."""
+    full = record
+    if not record.peak(dtype):
+        flops, n = matmul_ceiling(device, dtype)
+        peaks = {**record.peak_flops, dtype: flops}
+        full = dataclasses.replace(full, peak_flops=peaks, source=f"measured here: matmul of {n} cubed")
+    if not record.bandwidth:
+        full = dataclasses.replace(full, bandwidth=copy_bandwidth(device))
+    if full != record or device.type != "cpu":  # a GPU is kept in any case: accounting.py cannot see it
+        with contextlib.suppress(OSError):  # in a read-only checkout it is measured anew each time
+            hardware.write_local(full)
+    return full
 
 
 def matmul_ceiling(device: torch.device, dtype: str, budget_s: float = 1.0) -> tuple[float, int]:
@@ -83,6 +86,20 @@ def matmul_ceiling(device: torch.device, dtype: str, budget_s: float = 1.0) -> t
             if time.perf_counter() > end:
                 break
     return 2 * n**3 / best_s, n
+
+
+def copy_bandwidth(device: torch.device, n_bytes: int = 2**27) -> float:
+    """Return the best bytes/s seen of a copy, each byte read once and written once."""
+    source = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    best_s = float("inf")
+    for _ in range(8):
+        synchronize(device)
+        start = time.perf_counter()
+        target.copy_(source)
+        synchronize(device)
+        best_s = min(best_s, time.perf_counter() - start)
+    return 2 * n_bytes / best_s
 
 
 def synchronize(device: torch.device):

@@ -5,12 +5,14 @@ forward, in the order model.py makes them; the tape derives the backward as auto
 here and write it there: the tests hold the two together, by what torch counts, saves and allocates.
 """
 
+import dataclasses
 import math
 from collections import Counter
 from dataclasses import dataclass, field
 
 from hardware import operation_dtype
 
+FREE = "free gradients"  # the one operation that moves nothing
 SIZES = {"float64": 8, "int64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "bool": 1}  # bytes
 
 
@@ -19,7 +21,7 @@ SIZES = {"float64": 8, "int64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "b
 
 @dataclass(eq=False)
 class Buffer:
-    """A tensor. kind: param state grad batch table copy (of a weight) activation. A view lives in its base."""
+    """A tensor. kind: param state grad batch table cache copy (of a weight) activation. A view lives in its base."""
 
     name: str
     shape: tuple[int, ...]
@@ -51,10 +53,25 @@ class Op:
     writes: tuple[Buffer, ...]
     matmuls: tuple[tuple[int, int, int, int], ...] = ()  # (count, m, k, n): 2 count m k n FLOPs
     times: int = 1  # how often a step runs it
+    layer: int | None = None  # of which block it is
 
     @property
     def flops(self):
         return sum(2 * count * m * k * n for count, m, k, n in self.matmuls)
+
+    @property
+    def is_attention(self):
+        """Whether its matmuls are those of scores and values, which see each pair of positions."""
+        return self.name.split(":")[0] in ("attention", "scores", "weighted values")
+
+    @property
+    def bytes(self):
+        """Bytes moved if each buffer is read or written once, which no kernel can undercut."""
+        return sum(buffer.bytes for buffer in (*self.reads, *self.writes)) if self.name != FREE else 0
+
+    def least_seconds(self, peak, bandwidth):
+        """Return what it takes at least, once: peak in FLOP/s and bandwidth in bytes/s bound it both."""
+        return max(self.flops / peak, self.bytes / bandwidth)
 
     @property
     def touched(self):
@@ -69,12 +86,14 @@ class Tape:
     parameter's gradient is complete after its last use, and is then kept, or added to the one that is there.
     """
 
-    def __init__(self, config, device):
+    def __init__(self, config, device, past=None):
         self.config, self.device = config, device
+        self.past = past  # positions in the key-value cache; None: training, which has none
+        self.caches, self.copies = [], {}
         self.ops, self.undo = [], []
         self.params, self.uses = {}, Counter()
         self.gradient, self.grads = {}, {}  # on their way, by buffer; complete, by parameter
-        self.group, self.phase, self.times = "", "forward", 1
+        self.group, self.phase, self.times, self.layer = "", "forward", 1, None
 
     def param(self, name, *shape):
         parameter = self.params.setdefault(name, Buffer(name, shape, "float32", "param"))
@@ -82,7 +101,8 @@ class Tape:
         return parameter
 
     def emit(self, name, reads, writes, matmuls=()):
-        self.ops.append(Op(name, self.group, self.phase, tuple(reads), tuple(writes), tuple(matmuls), self.times))
+        where = self.group, self.phase
+        self.ops.append(Op(name, *where, tuple(reads), tuple(writes), tuple(matmuls), self.times, self.layer))
 
     def apply(self, name, inputs, shape, dtype, saved=(), extra=(), matmuls=(), back=(), temps=()):
         """Record an operation and return its output.
@@ -93,10 +113,8 @@ class Tape:
         y = Buffer(name, tuple(shape), dtype)
         saved = tuple(y if s == "output" else s for s in saved) + tuple(extra)
         self.emit(name, inputs, (y, *extra), matmuls)
-        group = self.group
 
         def gradient():
-            self.group = group
             dy = self.gradient.pop(y)
             results = [Buffer(f"gradient of {x.name}", x.shape, x.dtype) for x in inputs]
             scratch = [Buffer(f"temporary of {name}", shape, dtype) for shape, dtype in temps]
@@ -104,7 +122,7 @@ class Tape:
             for x, result in zip(inputs, results, strict=True):
                 self.arrive(x, result)
 
-        self.undo.append(gradient)
+        self.on_backward(gradient)
         return y
 
     def arrive(self, x, gradient):
@@ -128,18 +146,25 @@ class Tape:
                     complete.kind = "grad"
                     self.grads[x] = complete
 
+    def on_backward(self, gradient):
+        """Have gradient() record the operations that undo what was just recorded, as part of the same layer."""
+        self.undo.append((self.group, self.layer, gradient))
+
     def backward(self, loss):
         self.phase = "backward"
         self.gradient[loss] = Buffer("gradient of loss", loss.shape, loss.dtype)
         while self.undo:
-            self.undo.pop()()
-        self.phase = "forward"
+            self.group, self.layer, gradient = self.undo.pop()
+            gradient()
+        self.phase, self.layer = "forward", None
 
     # --- operations that layers share
 
     def cast(self, x, dtype):
         if x.dtype == dtype:
             return x
+        if x.kind == "param" and self.past is not None:  # generation converts the weights once, for all its tokens
+            return self.copies.setdefault(x, Buffer(f"{x.name} in {dtype}", x.shape, dtype, "copy"))
         y = self.apply(f"{x.name} in {dtype}", (x,), x.shape, dtype)
         y.kind = "copy" if x.kind == "param" else y.kind
         return y
@@ -181,7 +206,7 @@ class Tape:
             self.emit(f"join gradients of {x.name}", [self.gradient.pop(view) for view in views], (joined,))
             self.arrive(x, joined)
 
-        self.undo.append(gradient)
+        self.on_backward(gradient)
         return views
 
     def add(self, x, branch):
@@ -197,7 +222,7 @@ class Tape:
                 self.emit(result.name, (dy,), (result,))
             self.arrive(branch, result)
 
-        self.undo.append(gradient)
+        self.on_backward(gradient)
         return y
 
     def dropout(self, x, p):
@@ -223,8 +248,20 @@ def attention(tape, x, name):
         q, k = (tape.apply(f"{part.name} rotated", (part,), part.shape, "float32") for part in (q, k))
     dtype = operation_dtype("attention", c.dtype, tape.device.kind)
     q, k, v = (tape.cast(part, dtype) for part in (q, k, v))
+    if tape.past is not None:
+        k, v = append_to_cache(tape, k, v)
     y = scaled_dot_product(tape, q, k, v, dtype)
     return tape.linear(f"{name}.proj", y, c.n_embd, c.bias)
+
+
+def append_to_cache(tape, *new):
+    """Write the new keys and values behind the old ones; return all of them."""
+    B, T, K, D = new[0].shape
+    caches = [Buffer(f"{part.name} cache", (B, tape.past + T, K, D), part.dtype, "cache") for part in new]
+    places = [Buffer(f"new {part.name}", part.shape, part.dtype, base=c) for part, c in zip(new, caches, strict=True)]
+    tape.emit("append to cache", new, places)
+    tape.caches += caches
+    return caches
 
 
 def scaled_dot_product(tape, q, k, v, dtype):
@@ -235,8 +272,8 @@ def scaled_dot_product(tape, q, k, v, dtype):
     and k, the softmax, the mask and their product stay.
     """
     c = tape.config
-    B, T, H, D = c.batch_size, c.block_size, c.n_head, c.head_dim
-    scores, values = (B * H, T, D, T), (B * H, T, T, D)
+    B, T, H, D, S = c.batch_size, c.block_size, c.n_head, c.head_dim, k.shape[1]
+    scores, values = (B * H, T, D, S), (B * H, T, S, D)
     both, back = [scores, values], [values, scores, values, values]
     shape = (B, T, H * D)
     if not (c.attn_dropout and tape.device.kind == "cpu"):
@@ -275,6 +312,7 @@ def feed_forward(tape, x, name):
 
 def block(tape, x, layer):
     c = tape.config
+    tape.layer = layer
     if c.model == "transformer":
         tape.group = "norm"
         normed = tape.norm(f"blocks.{layer}.norm1", x)
@@ -283,7 +321,9 @@ def block(tape, x, layer):
     tape.group = "norm"
     normed = tape.norm(f"blocks.{layer}.norm2", x)
     tape.group = "mlp"
-    return tape.add(x, tape.dropout(feed_forward(tape, normed, f"blocks.{layer}.mlp"), c.dropout))
+    x = tape.add(x, tape.dropout(feed_forward(tape, normed, f"blocks.{layer}.mlp"), c.dropout))
+    tape.layer = None
+    return x
 
 
 def embedding(tape, idx):
@@ -291,7 +331,9 @@ def embedding(tape, idx):
     c = tape.config
     B, T, C, m = c.batch_size, c.block_size, c.n_embd, c.mlp_context
     tape.group = "embedding"
-    x = tape.apply("embedding", (tape.param("wte", c.vocab_size, C),), (B, T, C), "float32", (idx,))
+    table = tape.param("wte", c.vocab_size, C)
+    x = tape.apply("embedding", (table,), (B, T, C), "float32", (idx,))
+    tape.ops[-1].reads = (idx, Buffer("rows of wte", x.shape, "float32", base=table))  # not the whole table
     if c.model == "mlp":
         x = tape.apply("padded", (x,), (B, T + m - 1, C), "float32")
         x = tape.apply("windows", (x,), (B, T, m * C), "float32")
@@ -323,7 +365,7 @@ def optimizer(tape):
         scratch = Buffer(f"update of {p.name}", p.shape, "float32")
         tape.emit(f"update {p.name}", (p, grad, *moments), (p, *moments, scratch))
         states += moments
-    tape.emit("free gradients", tuple(tape.grads.values()), ())
+    tape.emit(FREE, tuple(tape.grads.values()), ())
     return states
 
 
@@ -359,4 +401,25 @@ def schedule(config, device):
     if config.model == "transformer" and config.pos == "rope":
         table = (config.block_size, config.head_dim // 2)
         standing += [Buffer(name, table, "float32", "table") for name in ("cos", "sin")]
+    return Schedule(config, device, tape.ops, tape.params, standing)
+
+
+def generation(config, device, batch_size, new, past):
+    """Write down one forward of generation: `new` tokens a sequence behind `past` cached ones, the last one's logits.
+
+    past = 0 is prefill, new = 1 decoding. Dropout is off; weights are in the dtype of matmuls already.
+    """
+    config = dataclasses.replace(config, batch_size=batch_size, block_size=new, dropout=0.0, attn_dropout=0.0)
+    tape = Tape(config, device, past)
+    idx = Buffer("inputs", (batch_size, new), "int64", "batch")
+    x = embedding(tape, idx)
+    for layer in range(config.n_layer):
+        x = block(tape, x, layer)
+    tape.group = "norm"
+    x = tape.norm("norm", x)
+    tape.group = "head"
+    last = Buffer("last position", (batch_size, config.n_embd), "float32", base=x)
+    weight = tape.param("wte" if config.tie_weights else "head", config.vocab_size, config.n_embd)
+    tape.linear("logits", last, config.vocab_size, weight=weight)
+    standing = [*tape.params.values(), *tape.copies.values(), *tape.caches, idx]
     return Schedule(config, device, tape.ops, tape.params, standing)

@@ -17,7 +17,8 @@ MAY_IMPORT = {
     "config": set(),
     "hardware": {"config"},
     "schedule": {"hardware"},
-    "accounting": {"config", "hardware", "schedule"},
+    "accounting": {"accounting", "config", "hardware", "schedule", "roofline"},  # its command line leads to its rooms
+    "roofline": {"accounting", "config", "schedule"},
     "model": {"hardware"},  # for the one table of operations' dtypes
     "optimizer": set(),
     "tokenizer": {"config"},
@@ -39,7 +40,7 @@ MAY_IMPORT = {
         "tokenizer",
     },
 }
-STANDARD_LIBRARY_ONLY = {"config", "hardware", "schedule", "accounting"}
+STANDARD_LIBRARY_ONLY = {"config", "hardware", "schedule", "accounting", "roofline"}
 
 
 def imports(path):

@@ -1,0 +1,161 @@
+"""Bytes, intensity and bounds against what can be worked out by hand, generation's FLOPs against torch's counter."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import accounting
+import roofline
+from config import Config, resolve
+from hardware import Device, accelerator
+from model import KVCache, build
+from schedule import Buffer, Op, Tape, generation, schedule
+
+H100 = accelerator("h100-sxm")
+SMALL = {"n_layer": 2, "n_head": 4, "n_embd": 64, "block_size": 32, "vocab_size": 300, "batch_size": 3}
+SHAPES = {
+    "gpt2": {"bias": True},
+    "llama": {"norm": "rmsnorm", "pos": "rope", "activation": "swiglu", "n_kv_head": 2, "tie_weights": False},
+    "qk_norm, relu2": {"pos": "rope", "qk_norm": True, "activation": "relu2", "head_dim": 24, "n_kv_head": 1},
+    "mlp": {"model": "mlp"},
+}
+
+
+def config_of(device=H100, **settings):
+    return resolve(Config(**{**SMALL, **settings}), device)
+
+
+def totals(ops):
+    return sum(op.flops for op in ops), sum(op.bytes for op in ops)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("new, past", [(1, 0), (1, 9), (5, 0), (4, 7)])
+def test_flops_of_generation_equal_what_torch_counts(shape, new, past):
+    config = config_of(dtype="float32", **SHAPES[shape])
+    with torch.device("meta"):
+        model = build(config).eval()
+    cache = None
+    if config.model == "transformer":
+        cache = KVCache(config, 3, "meta")
+        cache.length = past
+    idx = torch.zeros(3, new, dtype=torch.int64, device="meta")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.logits(model.hidden(idx, cache)[:, -1])
+    assert counter.get_total_flops() == totals(generation(config, H100, 3, new, past).ops)[0]
+
+
+def test_a_square_matmul_in_16_bits_has_a_third_of_its_size_as_intensity():
+    config = config_of(n_embd=4096, batch_size=2, block_size=2048, dtype="bfloat16")
+    tape = Tape(config, H100)
+    x = tape.cast(tape.param("x", 4096, 4096), "bfloat16")
+    tape.linear("square", x, 4096)
+    (op,) = (op for op in tape.ops if op.matmuls)
+    assert op.flops / op.bytes == 4096 / 3  # 2 n^3 over 3 n^2 of 2 bytes: 1365
+
+
+def test_the_ridge_of_an_h100():
+    assert round(roofline.roofline(config_of(), H100)["ridge"]) == 295
+
+
+def test_an_operation_takes_the_longer_of_its_two_bounds():
+    thousand = Buffer("x", (1000,), "float32")
+    by_compute = Op("a", "", "", (), (), ((1, 100, 100, 100),))
+    by_memory = Op("b", "", "", (thousand,), (), ((1, 10, 10, 10),))
+    assert by_compute.least_seconds(1e6, 1e3) == 2.0 and by_memory.least_seconds(1e6, 1e3) == 4.0
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_add_up_to_the_step(shape):
+    config = config_of(gradient_accumulation_steps=5, **SHAPES[shape])
+    result = roofline.roofline(config, H100)
+    assert result["total"]["flops"] == accounting.predict(config, H100)["flops"]["per_step"]
+    assert math.isclose(result["total"]["seconds"], sum(row["seconds"] for row in result["step"]))
+    bounds = result["total"]["flops"] / H100.peak("bfloat16"), result["total"]["bytes"] / H100.bandwidth
+    assert max(bounds) * (1 - 1e-9) <= result["total"]["seconds"] <= sum(bounds) * (1 + 1e-9)
+    assert math.isclose(result["total"]["seconds"], accounting.predict(config, H100)["time"]["least_s"])
+
+
+def test_training_is_bound_by_compute_and_decoding_by_memory_for_a_wide_model():
+    config = config_of(n_layer=2, n_head=32, n_embd=4096, block_size=2048, batch_size=8, vocab_size=32000)
+    result = roofline.roofline(config, H100)
+    mlp = [row for row in result["step"] if row["group"] == "mlp"]
+    assert {row["bound"] for row in mlp} == {"compute"} and result["prefill"]["intensity"] > result["ridge"]
+    assert result["decode"][0]["intensity"] < 2 and {row["bound"] for row in result["decode"]} == {"memory"}
+
+
+def test_the_batch_at_which_decoding_crosses_the_ridge_is_the_least():
+    config = config_of(n_head=32, n_embd=4096, block_size=128, vocab_size=32000)
+    at = roofline.crossing(config, H100, past=127)
+    ridge = H100.peak("bfloat16") / H100.bandwidth
+    before, then = (roofline.inference(config, H100, 1, 127, b)[1]["intensity"] for b in (at - 1, at))
+    assert before < ridge <= then and ridge < at < 1.5 * ridge  # a wide layer crosses near the ridge itself
+
+
+def test_attention_over_the_cache_has_the_same_intensity_at_any_batch():
+    config = config_of(n_kv_head=2)
+    for batch_size in (1, 64):
+        (op, *_) = (op for op in generation(config, H100, batch_size, 1, 1000).ops if op.is_attention)
+        assert math.isclose(op.flops / op.bytes, 2, rel_tol=0.02)  # 4 H D S over 2 x 2 K D S bytes, with H / K = 2
+
+
+@pytest.mark.parametrize("kv, dtype, n_bytes", [(4, "bfloat16", 512), (1, "bfloat16", 128), (4, "float32", 1024)])
+def test_cache_bytes_per_token(kv, dtype, n_bytes):
+    config = config_of(n_kv_head=kv, dtype=dtype)  # 2 L K D elements: 2 x 2 x kv x 16
+    assert accounting.predict(config, H100)["memory"]["kv_cache_per_token"] == n_bytes
+    caches = [b for b in generation(config, H100, 3, 1, 9).standing if b.kind == "cache"]
+    assert sum(b.bytes for b in caches) == n_bytes * 3 * 10
+
+
+def test_a_lookup_reads_its_rows_and_not_the_table():
+    small, large = (generation(config_of(vocab_size=v), H100, 1, 1, 0).ops[0].bytes for v in (300, 30_000))
+    assert small == large == 2 * 64 * 4 + 8
+
+
+def test_the_causal_convention_counts_what_the_mask_leaves():
+    flops = accounting.predict(config_of(gradient_accumulation_steps=1), H100)["flops"]
+    pairs = sum(op.flops for op in schedule(config_of(gradient_accumulation_steps=1), H100).ops if op.is_attention)
+    assert pairs == 3 * 2 * 2 * (2 * 3 * 32 * 32 * 64)  # forward and twice that, L, two matmuls, 2 B T T C
+    assert flops["per_step"] - flops["causal_per_step"] == pairs * 31 // 64  # T (T - 1) / 2 of T^2 pairs are masked
+
+
+def test_the_command_prints_groups_and_generation(capsys):
+    argv = ["--gpu=a100-40gb", "--roofline", *(f"--{name}={value}" for name, value in SMALL.items())]
+    assert accounting.main(argv) == 0
+    printed = capsys.readouterr().out
+    for words in ("ridge at 201 FLOP/byte", "forward attention", "backward loss", "optimizer", "decode, batch 512"):
+        assert words in printed, words
+
+
+@pytest.mark.parametrize(
+    "device, words",
+    [
+        (Device("a card", "cuda", bandwidth=1e12), "the peak of a card in float32 is not known"),
+        (Device("a card", "cuda", peak_flops={"float32": 1e12}), "the memory bandwidth of a card is not known"),
+    ],
+)
+def test_what_is_not_known_is_not_guessed(device, words):
+    with pytest.raises(accounting.ConfigError, match=words):
+        roofline.roofline(config_of(device, dtype="float32"), device)
+
+
+def test_the_timeline_shows_each_layer_and_the_peak(capsys):
+    argv = ["--gpu=a100-40gb", "--memory", *(f"--{name}={value}" for name, value in SMALL.items())]
+    assert accounting.main(argv) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = lines[next(i for i, line in enumerate(lines) if line.startswith("timeline")) + 1 :]
+    names = [row[2:30].strip() for row in rows]
+    assert [n for n in names if n.startswith("forward")][:5] == [
+        "forward embedding", "forward layer 0", "forward layer 1", "forward norm", "forward head"
+    ]  # fmt: skip
+    assert sum("peak:" in row for row in rows) == 1 and max(row.count("#") for row in rows) == 40
+    assert names[-1] == "optimizer" and all(a != b for a, b in itertools.pairwise(names))
+
+
+def test_a_deep_models_timeline_leaves_out_layers_that_are_alike():
+    s = schedule(config_of(n_layer=60), H100)
+    rows = list(accounting.timeline(s))
+    assert len(rows) < 60 and rows.count("  ...") >= 2
