@@ -211,6 +211,9 @@ def refuse_what_cannot_fit(config, device, prediction):
 
 
 def mib(n):
+    """Return bytes in KiB, MiB or GiB."""
+    if n < 2**20:
+        return f"{n / 2**10:,.1f} KiB"
     return f"{n / 2**20:,.1f} MiB" if n < 2**30 else f"{n / 2**30:,.2f} GiB"
 
 
@@ -273,7 +276,8 @@ def report(config, device, prediction):
             f"{duration(time['total_s'])} in all, at an assumed {time['mfu']:.0%} of the peak (--mfu)"
         )
         if time["least_s"]:
-            yield f"            no less than {duration(time['least_s'])} a step with each operation at its roofline, none fused"
+            least = duration(time["least_s"])
+            yield f"            no less than {least} a step: each operation at its roofline, none fused"
     else:
         yield "time        unknown without the device's peak: name a card with --gpu, or train here once to measure it"
 
@@ -315,6 +319,7 @@ class Options:
     memory: str | None = field(default=None, metadata={"bare": ""})  # what may be used, as 39.5GiB; bare: the timeline
     mfu: float = ASSUMED_MFU  # fraction of the peak that the step is assumed to reach
     roofline: bool = False  # where the time goes: each group's FLOPs, bytes and bound, and those of generation
+    explain: bool = False  # every formula with its numbers put in, instead of the report
     json: bool = False  # print everything as JSON, for programs
 
 
@@ -343,12 +348,17 @@ def main(argv):
     if options.json:
         print(json.dumps(everything(config, device, prediction), indent=2))
         return 0
+    if options.explain:
+        import explain  # as roofline: a room of its own, built on this one
+
+        print("\n".join(explain.explain(config, device, options.mfu)))
+        return 0
     for line in report(config, device, prediction):
         print(line)
     if options.memory == "":
         print("\n".join(timeline(schedule(config, device))))
     if options.roofline:
-        import roofline  # a room of its own, built on this one
+        import roofline
 
         print("\n".join(roofline.lines(config, device)))
     refuse_what_cannot_fit(config, device, prediction)

@@ -17,7 +17,9 @@ MAY_IMPORT = {
     "config": set(),
     "hardware": {"config"},
     "schedule": {"hardware"},
-    "accounting": {"accounting", "config", "hardware", "schedule", "roofline"},  # its command line leads to its rooms
+    "accounting": {"accounting", "config", "hardware", "schedule", "roofline", "explain", "planning"},  # rooms
+    "explain": {"accounting", "schedule"},
+    "planning": {"accounting", "config", "hardware", "schedule"},
     "roofline": {"accounting", "config", "schedule"},
     "model": {"hardware"},  # for the one table of operations' dtypes
     "optimizer": set(),
@@ -40,7 +42,7 @@ MAY_IMPORT = {
         "tokenizer",
     },
 }
-STANDARD_LIBRARY_ONLY = {"config", "hardware", "schedule", "accounting", "roofline"}
+STANDARD_LIBRARY_ONLY = {"config", "hardware", "schedule", "accounting", "roofline", "explain", "planning"}
 
 
 def imports(path):
