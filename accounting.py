@@ -135,6 +135,7 @@ def step_flops(s):
         for chosen in (lambda op: True, lambda op: op.is_attention, lambda op: op.phase == "forward")
     )
     return {
+        "tokens_per_step": tokens,
         "six_nd_per_token": 6 * parameters(s)["params"],
         "forward_per_token": forward // tokens,
         "per_token": total // tokens,

@@ -12,8 +12,16 @@ import torch
 from accounting import duration, mib, si
 from measure import process_memory
 
-# Within which ratio, measured to predicted, a line of the ledger is as expected. Step time rests on an assumed MFU.
-BANDS = {"peak memory": 0.05, "FLOPs per step": 0.0, "step time": 0.5, "MFU": 0.5}
+ASSUMED = "the assumed MFU (--mfu) is not what this machine reaches"
+# Each figure's unit, how far measured / predicted may be from 1, and what to suspect where it is further.
+FIGURES = {
+    "peak memory": ("bytes", 0.05, "an operation keeps or makes what schedule.py does not know"),
+    "FLOPs per step": ("FLOPs", 0.0, "the schedule's matmuls are not the model's"),
+    "step time": ("s", 0.5, ASSUMED),
+    "tokens/s": ("tokens/s", 0.5, ASSUMED),
+    "MFU": ("fraction", 0.5, ASSUMED),
+    "checkpoint": ("bytes", 0.05, "more is saved than weights and moments"),
+}
 
 
 class Log:
@@ -126,42 +134,44 @@ def evaluation_line(val_loss: float, bpb: float | None, config) -> str:
 def compare(prediction: dict, measured: dict, compiled: bool = False) -> list[dict]:
     """Return a row per figure: predicted, measured, their ratio, and whether that lies in the figure's band.
 
-    The memory predicted for a compiled step is an upper bound: any ratio below it is within.
-    `measured` has peak_bytes, flops_per_step and step_s; what was not measured is None and makes no row.
+    `measured` has peak_bytes, flops_per_step, step_s and checkpoint_bytes; what was not measured is None and makes no
+    row. The memory predicted for a compiled step is an upper bound: any ratio below it is within.
     """
-    memory, flops, time = prediction["memory"], prediction["flops"], prediction["time"]
-    peak = time["peak_flops"]
-    mfu = flops["per_step"] / (measured["step_s"] * peak) if measured["step_s"] and peak else None
-    pairs = [
-        ("peak memory", memory["peak"], measured["peak_bytes"], "bytes"),
-        ("FLOPs per step", flops["per_step"], measured["flops_per_step"], "FLOPs"),
-        ("step time", time["step_s"], measured["step_s"], "s"),
-        ("MFU", time["mfu"], mfu, "fraction"),
-    ]
+    memory, flops, time, step_s = (*(prediction[key] for key in ("memory", "flops", "time")), measured["step_s"])
+    attained = step_s and flops["per_step"] / step_s
+    pairs = {
+        "peak memory": (memory["peak"], measured["peak_bytes"]),
+        "FLOPs per step": (flops["per_step"], measured["flops_per_step"]),
+        "step time": (time["step_s"], step_s),
+        "tokens/s": (time["tokens_per_s"], step_s and flops["tokens_per_step"] / step_s),
+        "MFU": (time["mfu"], attained and time["peak_flops"] and attained / time["peak_flops"]),
+        "checkpoint": (memory["checkpoint"], measured["checkpoint_bytes"]),
+    }
     rows = []
-    for figure, predicted, found, unit in pairs:
+    for figure, (predicted, found) in pairs.items():
         if predicted is not None and found is not None:
+            unit, band, _ = FIGURES[figure]
             ratio = found / predicted
-            within = abs(ratio - 1) <= BANDS[figure] or (compiled and figure == "peak memory" and ratio < 1)
+            within = abs(ratio - 1) <= band or (compiled and figure == "peak memory" and ratio < 1)
             rows.append({"figure": figure, "predicted": predicted, "measured": found, "unit": unit, "ratio": ratio,
-                         "band": BANDS[figure], "within": within})  # fmt: skip
+                         "band": band, "within": within})  # fmt: skip
     return rows
 
 
-SUSPECTS = {
-    "peak memory": "an operation keeps or makes what schedule.py does not know",
-    "FLOPs per step": "the schedule's matmuls are not the model's",
-    "step time": "the assumed MFU (--mfu) is not what this machine reaches",
-    "MFU": "the assumed MFU (--mfu) is not what this machine reaches",
+SHOW = {
+    "bytes": mib,
+    "FLOPs": lambda n: si(n, "FLOP"),
+    "s": duration,
+    "tokens/s": lambda n: f"{n:,.0f}",
+    "fraction": lambda x: f"{x:.1%}",
 }
 
 
 def table(rows: list[dict], when: str, note: str):
     """Yield the ledger, line by line."""
-    show = {"bytes": mib, "FLOPs": lambda n: si(n, "FLOP"), "s": duration, "fraction": lambda x: f"{x:.1%}"}
     yield f"ledger {when}{f' ({note})' if note else ''}"
     yield f"  {'':<16} {'predicted':>12} {'measured':>12} {'ratio':>8}"
     for row in rows:
-        predicted, found = (show[row["unit"]](row[key]) for key in ("predicted", "measured"))
-        verdict = "" if row["within"] else f"  outside 1 ± {row['band']:g}: {SUSPECTS[row['figure']]}"
+        predicted, found = (SHOW[row["unit"]](row[key]) for key in ("predicted", "measured"))
+        verdict = "" if row["within"] else f"  outside 1 ± {row['band']:g}: {FIGURES[row['figure']][2]}"
         yield f"  {row['figure']:<16} {predicted:>12} {found:>12} {row['ratio']:>8.3f}{verdict}"

@@ -122,10 +122,13 @@ def main(argv):
 
     def save(step, is_best):
         state = {"step": step, "best_val_loss": best, "config": asdict(config), "tokenizer": dataset.meta["tokenizer"]}
-        log.say(f"saved {checkpoint.save(out_dir, model, optimizer, loss_scale, state, is_best)}")
+        folder = checkpoint.save(out_dir, model, optimizer, loss_scale, state, is_best)
+        measured["checkpoint_bytes"] = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        log.say(f"saved {folder}")
 
     # --- the loop: evaluate and save when due, step, log
-    measured = {"peak_bytes": None, "flops_per_step": flops_of_a_meta_copy(config), "step_s": None}
+    flops_per_step = flops_of_a_meta_copy(config)
+    measured = {"peak_bytes": None, "flops_per_step": flops_per_step, "step_s": None, "checkpoint_bytes": None}
     standing = standing_bytes([*model.parameters(), *model.buffers(), *itertools.chain(*optimizer.state())])
     profiled = first_step + (forward is not model)  # a compiled model's first step is unlike the others
     step = first_step

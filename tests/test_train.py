@@ -506,7 +506,7 @@ def test_the_ledger_holds_the_prediction_against_the_run(run, tmp_path):
     content = json.loads((tmp_path / "out" / "ledger.json").read_text(encoding="utf-8"))
     assert content.keys() == {"when", "note", "rows", "prediction", "measured"} and content["when"] == "at the end"
     rows = {row["figure"]: row for row in content["rows"]}
-    assert list(rows) == ["peak memory", "FLOPs per step", "step time", "MFU"]
+    assert list(rows) == ["peak memory", "FLOPs per step", "step time", "tokens/s", "MFU", "checkpoint"]
     assert rows["peak memory"]["ratio"] == pytest.approx(1, abs=0.01) and rows["peak memory"]["within"]
     assert rows["peak memory"]["measured"] > 10 * 2**20
     assert rows["FLOPs per step"]["ratio"] == 1 and rows["FLOPs per step"]["measured"] > 0
@@ -515,18 +515,20 @@ def test_the_ledger_holds_the_prediction_against_the_run(run, tmp_path):
     assert rows["MFU"]["measured"] == pytest.approx(flops / (content["measured"]["step_s"] * PEAK))
     assert not rows["step time"]["within"]  # nothing is as slow as this --mfu has it
     marked = [line for line in printed.split("ledger at the end")[1].splitlines() if "outside 1" in line]
-    assert [line.split()[0] for line in marked] == ["step", "MFU"] and all("--mfu" in line for line in marked)
+    assert [line.split()[0] for line in marked] == ["step", "tokens/s", "MFU"] and all(
+        "--mfu" in line for line in marked
+    )
 
 
 def test_a_row_outside_its_band_is_marked():
     prediction = {
-        "memory": {"peak": 1000},
-        "flops": {"per_step": 400},
-        "time": {"step_s": 1.0, "mfu": 0.4, "peak_flops": 1000.0},
+        "memory": {"peak": 1000, "checkpoint": 2000},
+        "flops": {"per_step": 400, "tokens_per_step": 100},
+        "time": {"step_s": 1.0, "tokens_per_s": 100.0, "mfu": 0.4, "peak_flops": 1000.0},
     }
 
     def verdicts(compiled=False, **measured):
-        measured = {"peak_bytes": None, "flops_per_step": None, "step_s": None} | measured
+        measured = {"peak_bytes": None, "flops_per_step": None, "step_s": None, "checkpoint_bytes": None} | measured
         rows = ledger.compare(prediction, measured, compiled)
         lines = list(ledger.table(rows, "now", ""))[2:]
         assert [row["within"] for row in rows] == ["outside" not in line for line in lines]
@@ -536,7 +538,8 @@ def test_a_row_outside_its_band_is_marked():
     assert verdicts(peak_bytes=1051) == verdicts(peak_bytes=949) == [False]
     assert verdicts(compiled=True, peak_bytes=300) == [True] and verdicts(compiled=True, peak_bytes=1051) == [False]
     assert verdicts(flops_per_step=400) == [True] and verdicts(flops_per_step=401) == [False]
-    assert verdicts(step_s=1.4) == [True, True] and verdicts(step_s=1.6) == [False, True]
+    assert verdicts(step_s=1.4) == [True, True, True] and verdicts(step_s=1.6) == [False, True, True]
+    assert verdicts(checkpoint_bytes=2099) == [True] and verdicts(checkpoint_bytes=2101) == [False]
     assert verdicts() == []
 
 
