@@ -1,0 +1,26 @@
+"""Llama 3 405B, Meta's base model.
+
+source      Grattafiori et al., 2024, "The Llama 3 Herd of Models" (arXiv 2407.21783), table 3
+parameters  405,853,388,800, as its published weights hold
+hardware    16,384 H100s of 80 GB; 30.84 M GPU-hours by the model card
+result      3.8e25 FLOPs for 15.6 T tokens; 400 TFLOP/s a GPU, 41 % MFU (table 4)
+
+    python accounting.py configs/published/llama3_405b.py --gpu=h100-sxm
+"""
+
+vocab_size = 128256
+block_size = 8192
+n_layer = 126
+n_head = 128
+n_kv_head = 8
+n_embd = 16384
+d_ff = 53248
+norm = "rmsnorm"
+pos = "rope"
+rope_theta = 500000.0
+activation = "swiglu"
+tie_weights = False
+
+batch_size = 1
+gradient_accumulation_steps = 2048  # 16 M tokens, after 4 M (at 4,096 tokens a sequence) and 8 M
+max_iters = 15.6e12 // (2048 * 8192)  # 15.6 T tokens

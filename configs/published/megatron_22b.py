@@ -1,0 +1,24 @@
+"""Megatron 22B, as NVIDIA timed it.
+
+source      Korthikanti et al., 2022, "Reducing Activation Recomputation in Large Transformer Models"
+            (arXiv 2205.05198), tables 3 and 5
+parameters  22,074,273,792
+hardware    8 A100s of 80 GB
+result      1.10 s an iteration: an MFU of 41.5 %, an HFU of 43.7 %
+differs     nothing: Megatron's GPT has biases, tied embeddings, learned positions and dropout, as here
+
+    python accounting.py configs/published/megatron_22b.py --gpu=a100-80gb
+"""
+
+vocab_size = 51200
+block_size = 2048
+n_layer = 48
+n_head = 64
+n_embd = 6144
+bias = True
+dropout = 0.1  # Megatron-LM's default rate; it changes no FLOPs, and bytes only by being there
+attn_dropout = 0.1
+
+batch_size = 4
+gradient_accumulation_steps = 1
+max_iters = 1  # an iteration was timed; no run was made

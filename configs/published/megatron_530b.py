@@ -1,0 +1,25 @@
+"""Megatron 530B, the shape of Megatron-Turing NLG, as NVIDIA timed it.
+
+source      Korthikanti et al., 2022, "Reducing Activation Recomputation in Large Transformer Models"
+            (arXiv 2205.05198), tables 3 and 5
+parameters  529,600,819,200
+hardware    280 A100s of 80 GB
+result      37.83 s an iteration: an MFU of 56.0 %, an HFU of 57.0 %
+            on 2,240 GPUs, 8-way data parallel: 39.15 s, an MFU of 54.2 %
+differs     nothing: Megatron's GPT has biases, tied embeddings, learned positions and dropout, as here
+
+    python accounting.py configs/published/megatron_530b.py --gpu=a100-80gb
+"""
+
+vocab_size = 51200
+block_size = 2048
+n_layer = 105
+n_head = 128
+n_embd = 20480
+bias = True
+dropout = 0.1  # Megatron-LM's default rate; it changes no FLOPs, and bytes only by being there
+attn_dropout = 0.1
+
+batch_size = 1
+gradient_accumulation_steps = 280
+max_iters = 1  # an iteration was timed; no run was made
