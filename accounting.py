@@ -6,6 +6,7 @@ A step is written down once, in schedule.py; every figure here is a fold over th
 """
 
 import dataclasses
+import itertools
 import json
 import math
 import re
@@ -38,17 +39,18 @@ class Timeline:
                 if buffer not in standing:
                     self.first.setdefault(buffer, i)
                     self.last[buffer] = i
-        change = [0] * (len(s.ops) + 1)
-        for buffer, i in self.first.items():
-            change[i] += buffer.bytes
-            change[self.last[buffer] + 1] -= buffer.bytes
         self.standing_bytes = sum(buffer.bytes for buffer in s.standing)
-        self.live, now = [], self.standing_bytes
-        for delta in change[:-1]:
-            now += delta
-            self.live.append(now)
+        self.live = self.bytes_over_time(self.first, self.standing_bytes)
         self.peak = max(self.live)
         self.peak_op = s.ops[self.live.index(self.peak)]
+
+    def bytes_over_time(self, buffers, before=0):
+        """Return how many bytes of the given buffers are alive during each operation, with those that were before."""
+        change = [before] + [0] * len(self.schedule.ops)
+        for buffer in buffers:
+            change[self.first[buffer]] += buffer.bytes
+            change[self.last[buffer] + 1] -= buffer.bytes
+        return list(itertools.accumulate(change[:-1]))
 
     def alive(self, op):
         """Return the buffers alive during an operation, what stands through the whole step first."""
@@ -151,7 +153,7 @@ def step_memory(s):
     params = sum(p.bytes for p in s.params.values())
     saved = t.by_category(t.saved())
     at_peak = t.by_category(t.alive(t.peak_op))
-    losses = (t.by_category(t.alive(op))["logits and loss"] for op in s.ops if op.group == "loss")
+    losses = [buffer for buffer in t.first if t.category(buffer) == "logits and loss"]
     cached = 2 * c.n_layer * c.n_kv_head * c.head_dim if c.model == "transformer" else 0  # keys and values, elements
     return {
         "params": params,
@@ -159,7 +161,7 @@ def step_memory(s):
         "optimizer": sum(b.bytes for b in s.standing if b.kind == "state"),
         "activations": saved["saved activations"],
         "weight_copies": saved["weight copies"],
-        "loss": max(losses),
+        "loss": max(t.bytes_over_time(losses)),
         "batch": sum(b.bytes for b in s.standing if b.kind == "batch"),
         "kv_cache_per_token": cached * SIZES[operation_dtype("attention", c.dtype, s.device.kind)],
         "checkpoint": 3 * params,  # weights and both moments, but for headers of a few KB
@@ -170,19 +172,14 @@ def step_memory(s):
 
 
 def largest_batch(config, device, memory_bytes):
-    """Return the largest batch_size that fits into memory_bytes; 0 where not even 1 does."""
+    """Return the largest batch_size that fits into memory_bytes; 0 where not even 1 does.
 
-    def fits(batch_size):
-        s = schedule(dataclasses.replace(config, batch_size=batch_size), device)
-        return Timeline(s).peak <= memory_bytes
-
-    low, high = 0, 1
-    while fits(high):
-        low, high = high, high * 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    Every buffer is linear in B, so what is alive during an operation is too: two batch sizes give its line.
+    """
+    one, two = (Timeline(schedule(dataclasses.replace(config, batch_size=b), device)).live for b in (1, 2))
+    if max(one) > memory_bytes:
+        return 0
+    return min(1 + (memory_bytes - a) // (b - a) for a, b in zip(one, two, strict=True) if b > a)
 
 
 def refuse_what_cannot_fit(config, device, prediction):
@@ -220,7 +217,7 @@ def mib(n):
 
 def si(n, unit=""):
     """Return a number in three digits with its SI prefix and unit, such as 874 GFLOP."""
-    for power, prefix in ((15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
+    for power, prefix in ((21, "Z"), (18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
         if abs(n) >= 10**power:
             return f"{n / 10**power:.3g} {prefix}{unit}"
     return f"{n:.3g} {unit}".rstrip()
@@ -229,7 +226,7 @@ def si(n, unit=""):
 def duration(seconds):
     for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
+            return f"{seconds / size:,.1f} {unit}"
     return f"{seconds:.3g} s"
 
 

@@ -29,17 +29,10 @@ class Buffer:
     kind: str = "activation"
     base: "Buffer | None" = None
 
-    @property
-    def numel(self):
-        return math.prod(self.shape)
-
-    @property
-    def bytes(self):
-        return self.numel * SIZES[self.dtype]
-
-    @property
-    def storage(self):
-        return self.base or self
+    def __post_init__(self):
+        self.numel = math.prod(self.shape)
+        self.bytes = self.numel * SIZES[self.dtype]
+        self.storage = self.base or self
 
 
 @dataclass(eq=False)
@@ -257,11 +250,12 @@ def attention(tape, x, name):
 def append_to_cache(tape, *new):
     """Write the new keys and values behind the old ones; return all of them."""
     B, T, K, D = new[0].shape
-    caches = [Buffer(f"{part.name} cache", (B, tape.past + T, K, D), part.dtype, "cache") for part in new]
-    places = [Buffer(f"new {part.name}", part.shape, part.dtype, base=c) for part, c in zip(new, caches, strict=True)]
-    tape.emit("append to cache", new, places)
+    L, S = tape.config.n_layer, tape.past + T
+    caches = [Buffer(f"{part.name} cache", (L, B, S, K, D), part.dtype, "cache") for part in new]
+    pairs = list(zip(new, caches, strict=True))
+    tape.emit("append to cache", new, [Buffer(f"new {p.name}", p.shape, p.dtype, base=cache) for p, cache in pairs])
     tape.caches += caches
-    return caches
+    return [Buffer(f"{p.name} of a layer", (B, S, K, D), p.dtype, base=cache) for p, cache in pairs]
 
 
 def scaled_dot_product(tape, q, k, v, dtype):
@@ -407,15 +401,16 @@ def schedule(config, device):
 def generation(config, device, batch_size, new, past):
     """Write down one forward of generation: `new` tokens a sequence behind `past` cached ones, the last one's logits.
 
-    past = 0 is prefill, new = 1 decoding. Dropout is off; weights are in the dtype of matmuls already.
+    past = 0 is prefill, new = 1 decoding. Dropout is off; weights are in the dtype of matmuls already. Blocks are
+    alike, and one is recorded, with how often it runs.
     """
     config = dataclasses.replace(config, batch_size=batch_size, block_size=new, dropout=0.0, attn_dropout=0.0)
     tape = Tape(config, device, past)
     idx = Buffer("inputs", (batch_size, new), "int64", "batch")
     x = embedding(tape, idx)
-    for layer in range(config.n_layer):
-        x = block(tape, x, layer)
-    tape.group = "norm"
+    tape.times = config.n_layer
+    x = block(tape, x, 0)
+    tape.times, tape.group = 1, "norm"
     x = tape.norm("norm", x)
     tape.group = "head"
     last = Buffer("last position", (batch_size, config.n_embd), "float32", base=x)

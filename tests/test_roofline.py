@@ -29,7 +29,7 @@ def config_of(device=H100, **settings):
 
 
 def totals(ops):
-    return sum(op.flops for op in ops), sum(op.bytes for op in ops)
+    return sum(op.flops * op.times for op in ops), sum(op.bytes * op.times for op in ops)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
