@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field
 
-from config import ConfigError, command, load, require, resolve
+from config import Config, ConfigError, command, load, read_file, require, resolve
 from hardware import accelerator, local_device, operation_dtype
 from schedule import SIZES, Schedule, schedule
 
@@ -171,37 +171,71 @@ def step_memory(s):
     }
 
 
-def largest_batch(config, device, memory_bytes):
-    """Return the largest batch_size that fits into memory_bytes; 0 where not even 1 does.
+# --- what fits
 
-    Every buffer is linear in B, so what is alive during an operation is too: two batch sizes give its line.
+
+def peak_lines(config, device):
+    """Return the set of (fixed, slope): during an operation fixed + slope x batch_size bytes are alive.
+
+    Exact, and two schedules are enough: each buffer either has the batch as a factor or does not depend on it. The peak
+    is the maximum over these lines.
     """
     one, two = (Timeline(schedule(dataclasses.replace(config, batch_size=b), device)).live for b in (1, 2))
-    if max(one) > memory_bytes:
-        return 0
-    return min(1 + (memory_bytes - a) // (b - a) for a, b in zip(one, two, strict=True) if b > a)
+    return {(2 * a - b, b - a) for a, b in zip(one, two, strict=True)}
+
+
+def peak_of(lines, batch_size):
+    return max(fixed + slope * batch_size for fixed, slope in lines)
+
+
+def largest_of(lines, memory_bytes):
+    """Return the largest batch_size whose peak is within memory_bytes. No slope is 0: the batch itself is alive."""
+    return max(0, min((memory_bytes - fixed) // slope for fixed, slope in lines))
+
+
+def refit(config, device, memory_bytes):
+    """Return the config with a micro-batch that fits and more of them, tokens per step as near as possible; or None.
+
+    Of the upper half of batch sizes that fit, those that divide the sequences of a step come first, then the larger.
+    """
+    if peak_of(peak_lines(config, device), config.batch_size) <= memory_bytes:
+        return config
+    several = dataclasses.replace(config, gradient_accumulation_steps=max(2, config.gradient_accumulation_steps))
+    largest = largest_of(peak_lines(several, device), memory_bytes)
+    if not largest:
+        return None
+    total = config.batch_size * config.gradient_accumulation_steps
+    sizes = range((largest + 1) // 2, largest + 1)
+    size = min(sizes, key=lambda b: (abs(round(total / b) * b - total), -b))
+    return dataclasses.replace(config, batch_size=size, gradient_accumulation_steps=round(total / size))
+
+
+def largest_batch(config, device, memory_bytes):
+    """Return the largest batch_size that fits into memory_bytes; 0 where not even 1 does."""
+    return largest_of(peak_lines(config, device), memory_bytes)
 
 
 def refuse_what_cannot_fit(config, device, prediction):
     """Raise ConfigError with the largest batch_size that fits, or with the news that none does."""
-    peak, available = prediction["memory"]["peak"], prediction["memory"]["available"]
     if prediction["fits"] is not False:
         return
-    largest = largest_batch(config, device, available)
-    standing = sum(prediction["memory"][key] for key in ("params", "gradients", "optimizer"))
-    if largest:
-        total = config.batch_size * config.gradient_accumulation_steps
-        way_out = (
-            f"--batch_size={largest} is the largest that fits; --gradient_accumulation_steps={-(-total // largest)} "
-            f"with it keeps about {config.tokens_per_step:,} tokens a step"
-        )
-    elif standing > available:
-        way_out = f"batch size cannot help: parameters, gradients and optimizer state alone need {mib(standing)}"
+    memory = prediction["memory"]
+    peak, available = memory["peak"], memory["available"]
+    states = sum(memory[key] for key in ("params", "gradients", "optimizer"))
+    largest, fitting = largest_batch(config, device, available), refit(config, device, available)
+    if fitting:
+        same = f"--batch_size={fitting.batch_size} --gradient_accumulation_steps={fitting.gradient_accumulation_steps}"
+        way_out = f"{same} takes {fitting.tokens_per_step:,} of {config.tokens_per_step:,} tokens a step in less"
+    elif largest:
+        way_out = "it leaves no room for accumulation"
+    elif states > available:
+        way_out = f"batch size cannot help: parameters, gradients and optimizer state alone need {mib(states)}"
     else:
         way_out = "not even --batch_size=1 fits; a shorter --block_size or a smaller model would"
+    most = f"; --batch_size={largest} is the largest that fits" if largest else ""
     raise ConfigError(
-        f"batch_size={config.batch_size} needs {mib(peak)} at its peak ({prediction['memory']['peak_at']}), "
-        f"but {device.name} has {mib(available)}; {way_out}"
+        f"batch_size={config.batch_size} needs {mib(peak)} at its peak ({memory['peak_at']}), "
+        f"but {device.name} has {mib(available)}{most}; {way_out}"
     )
 
 
@@ -318,6 +352,16 @@ class Options:
     mfu: float = ASSUMED_MFU  # fraction of the peak that the step is assumed to reach
     roofline: bool = False  # where the time goes: each group's FLOPs, bytes and bound, and those of generation
     explain: bool = False  # every formula with its numbers put in, instead of the report
+    vs: str | None = None  # a second config file: both predictions and their difference
+    compare: bool = False  # every accelerator of the table for this config
+    plan: bool = False  # the compute-optimal run of --hours on the device, as a config file
+    hours: float = 24.0  # of --plan
+    params: float | None = None  # with --tokens: time and price of a run of which only the size is known
+    tokens: float | None = None  # to train on
+    n_gpus: int = 1  # of --params and --max_params
+    price: float | None = None  # per GPU-hour
+    max_params: bool = False  # how many parameters have room on --n_gpus
+    bytes_per_param: float = 16.0  # of --max_params: float32 weight, gradient, two moments
     json: bool = False  # print everything as JSON, for programs
 
 
@@ -341,36 +385,71 @@ def main(argv):
     config, options = load(argv, Options)
     require(0 < options.mfu <= 1, f"--mfu={options.mfu} must lie in (0, 1]")
     device = accelerator(options.gpu) if options.gpu else local_device(config.device)
+    memory_bytes = parse_memory(options.memory or None)
+    planned = plan(config, options, device, memory_bytes)
+    if planned:
+        result, lines = planned
+        print(json.dumps(result, indent=2) if options.json else "\n".join(lines))
+        return 0
     config = resolve(config, device)
-    prediction = predict(config, device, parse_memory(options.memory or None), options.mfu)
+    prediction = predict(config, device, memory_bytes, options.mfu)
     if options.json:
         print(json.dumps(everything(config, device, prediction), indent=2))
         return 0
     if options.explain:
-        import explain  # as roofline: a room of its own, built on this one
+        import explain  # these are rooms of their own, built on this one
 
         print("\n".join(explain.explain(config, device, options.mfu)))
         return 0
-    for line in report(config, device, prediction):
-        print(line)
+    print("\n".join(report(config, device, prediction)))
     if options.memory == "":
         print("\n".join(timeline(schedule(config, device))))
     if options.roofline:
         import roofline
 
         print("\n".join(roofline.lines(config, device)))
+    if prediction["fits"] is False:
+        import planning
+
+        print("\n".join(planning.remedies_lines(planning.remedies(config, device, memory_bytes, options.mfu), device)))
     refuse_what_cannot_fit(config, device, prediction)
     return 0
 
 
+def plan(config, o, device, memory_bytes):
+    """Return (result, lines) of a question that planning.py answers, or None where none was asked."""
+    import planning as p
+
+    require((o.params is None) == (o.tokens is None), "--params and --tokens go together")
+    if o.params is not None:
+        result = p.napkin(o.params, o.tokens, device, o.n_gpus, o.mfu, o.price)
+        return {"time": result}, p.napkin_lines(result, device, o.n_gpus, o.mfu)
+    if o.max_params:
+        n = p.max_params(device, o.n_gpus, o.bytes_per_param, memory_bytes)
+        return {"max_params": n}, p.max_params_lines(n, o.bytes_per_param)
+    if o.plan:
+        result = p.plan(device, o.hours, o.mfu, memory_bytes)
+        return result, p.plan_lines(result)
+    if o.compare:
+        rows = p.compare_cards(config, o.mfu)
+        return rows, p.compare_cards_lines(rows, o.mfu)
+    if o.vs:
+        both = (resolve(c, device) for c in (config, Config(**read_file(o.vs))))
+        result = p.compare(*both, device, memory_bytes, o.mfu)
+        return result, p.compare_lines(result)
+    return None
+
+
 def everything(config, device, prediction):
     """Return the prediction with what takes longer: the timeline, the largest batch, the roofline where it is known."""
+    import planning
     import roofline
 
     s = schedule(config, device)
     steps = zip(s.ops, Timeline(s).live, strict=True)
     prediction["memory"]["timeline"] = [{"phase": op.phase, "operation": op.name, "bytes": live} for op, live in steps]
     available = prediction["memory"]["available"]
+    prediction["remedies"] = planning.remedies(config, device, available)["remedies"] if available else []
     prediction["max_batch_size"] = largest_batch(config, device, available) if available else None
     known = device.peak(config.dtype) and device.bandwidth
     prediction["roofline"] = roofline.roofline(config, device) if known else None

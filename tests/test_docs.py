@@ -58,6 +58,16 @@ def test_no_figure_stands_there_without_its_source():
     assert len(BLOCKS) >= 2 and len(FIGURES) >= 3
 
 
+@pytest.mark.parametrize("command", re.findall(r"\| `(python accounting\.py [^`]*)` \|", README))
+def test_each_question_of_the_readme_is_answered(command, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    status = accounting.main(shlex.split(command)[2:])
+    printed = capsys.readouterr()
+    assert printed.out and status == (
+        2 if "--batch_size=64" in command else 0
+    )  # that one is shown because it does not fit
+
+
 def test_the_two_commands_name_files_that_are_there():
     first, second = re.search(r"```\n(pip install .*)\n(pip install .*)\n```", README).groups()
     assert first == "pip install -r requirements.txt -c constraints.txt && python train.py configs/quickstart.py"

@@ -464,9 +464,11 @@ def test_what_cannot_fit_is_refused_before_a_model_is_built(run, tmp_path, monke
     build = train.build
     monkeypatch.setattr(train, "build", lambda config: pytest.fail("a model was built"))
     error = run("--memory=2MiB", status=2, batch_size=512)
-    found = re.search(r"--batch_size=(\d+) is the largest that fits; --gradient_accumulation_steps=(\d+)", error)
-    largest, accumulation = int(found[1]), int(found[2])
-    assert 1 < largest < 512 and largest * (accumulation - 1) < 512 <= largest * accumulation
+    advice = (
+        r"--batch_size=(\d+) is the largest that fits; --batch_size=(\d+) --gradient_accumulation_steps=(\d+) takes"
+    )
+    largest, size, micro_steps = map(int, re.search(advice, error).groups())
+    assert 1 < size <= largest < 512 and size * micro_steps == 512  # as many sequences a step
     error = run("--memory=2MiB", status=2, batch_size=largest + 1)
     assert f"--batch_size={largest} is the largest that fits" in error
     assert "batch size cannot help: parameters, gradients" in run("--memory=0.1MiB", status=2)
@@ -475,6 +477,7 @@ def test_what_cannot_fit_is_refused_before_a_model_is_built(run, tmp_path, monke
 
     monkeypatch.setattr(train, "build", build)
     run("--memory=2MiB", batch_size=largest, max_iters=1)
+    run("--memory=2MiB", "--overwrite", batch_size=size, gradient_accumulation_steps=micro_steps, max_iters=1)
 
 
 @pytest.mark.parametrize("memory", ["12", "12gib", "-1GiB", "nanGiB", "GiB"])
