@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field
 
-from config import Config, ConfigError, command, load, read_file, require, resolve
+from config import Config, ConfigError, command, load, parse, read_file, require, resolve
 from hardware import accelerator, local_device, operation_dtype
 from schedule import SIZES, Schedule, schedule
 
@@ -105,7 +105,7 @@ def predict(config, device, memory_bytes=None, mfu=ASSUMED_MFU):
         "peak_flops": peak,
         "peak_source": device.source,
         "step_s": step_s,
-        "least_s": least_s,  # each operation at its bound, none fused with another
+        "least_s": least_s,  # each operation alone at its bound, none fused and nothing in a cache
         "tokens_per_s": step_s and config.tokens_per_step / step_s,
         "total_s": step_s and step_s * config.max_iters,
         "days": step_s and step_s * config.max_iters / 86400,
@@ -125,11 +125,11 @@ def parameters(s):
 
 
 def step_flops(s):
-    """Return a step's FLOPs, in three conventions.
+    """Return a step's FLOPs, in three conventions, and what the hardware executes.
 
     per_step: every matmul, attention over all T^2 pairs of positions (PaLM's); causal_per_step: over the T (T + 1) / 2
-    that the mask leaves; six_nd: 2 forward and 4 backward for each parameter and token, attention left out.
-    hardware_per_step is what is executed, recomputation included: today there is none.
+    that the mask leaves; six_nd_per_token: 2 forward and 4 backward for each parameter, attention left out.
+    hardware_per_step has recomputation in it, of which there is none yet: it is per_step.
     """
     T, tokens = s.config.block_size, s.config.tokens_per_step
     total, pairs, forward = (
@@ -309,9 +309,9 @@ def report(config, device, prediction):
         )
         if time["least_s"]:
             least = duration(time["least_s"])
-            yield f"            no less than {least} a step: each operation at its roofline, none fused"
+            yield f"            {least} a step with each operation alone at its roofline, none fused and nothing cached"
     else:
-        yield "time        unknown without the device's peak: name a card with --gpu, or train here once to measure it"
+        yield "time        unknown without the device's peak: name another card with --gpu, or train here to measure it"
 
 
 def timeline(s, width=40):
@@ -352,7 +352,7 @@ class Options:
     mfu: float = ASSUMED_MFU  # fraction of the peak that the step is assumed to reach
     roofline: bool = False  # where the time goes: each group's FLOPs, bytes and bound, and those of generation
     explain: bool = False  # every formula with its numbers put in, instead of the report
-    vs: str | None = None  # a second config file: both predictions and their difference
+    vs: str | None = None  # a second config file, the flags go for both: the predictions and their difference
     compare: bool = False  # every accelerator of the table for this config
     plan: bool = False  # the compute-optimal run of --hours on the device, as a config file
     hours: float = 24.0  # of --plan
@@ -384,9 +384,11 @@ def parse_memory(text):
 def main(argv):
     config, options = load(argv, Options)
     require(0 < options.mfu <= 1, f"--mfu={options.mfu} must lie in (0, 1]")
-    device = accelerator(options.gpu) if options.gpu else local_device(config.device)
+    device = local_device(config.device) if options.gpu is None else accelerator(options.gpu)
     memory_bytes = parse_memory(options.memory or None)
-    planned = plan(config, options, device, memory_bytes)
+    check_questions(options)
+    flags = {name: value for name, value in parse(argv, (Config, Options), "")[1].items() if hasattr(config, name)}
+    planned = plan(config, options, device, memory_bytes, flags)
     if planned:
         result, lines = planned
         print(json.dumps(result, indent=2) if options.json else "\n".join(lines))
@@ -416,11 +418,21 @@ def main(argv):
     return 0
 
 
-def plan(config, o, device, memory_bytes):
+def check_questions(o):
+    """Raise ConfigError where options ask two questions at once, or one is without its own."""
+    require((o.params is None) == (o.tokens is None), "--params and --tokens go together")
+    asked = {"params": o.params is not None, "max_params": o.max_params, "plan": o.plan, "compare": o.compare,
+             "vs": o.vs is not None, "explain": o.explain}  # fmt: skip
+    several = [f"--{name}" for name, yes in asked.items() if yes]
+    require(len(several) <= 1, f"{' and '.join(several)} are questions of their own: ask one at a time")
+    require(o.n_gpus == 1 or asked["params"] or asked["max_params"], "--n_gpus goes with --params or --max_params")
+    require(o.price is None or asked["params"], "--price goes with --params and --tokens")
+
+
+def plan(config, o, device, memory_bytes, flags):
     """Return (result, lines) of a question that planning.py answers, or None where none was asked."""
     import planning as p
 
-    require((o.params is None) == (o.tokens is None), "--params and --tokens go together")
     if o.params is not None:
         result = p.napkin(o.params, o.tokens, device, o.n_gpus, o.mfu, o.price)
         return {"time": result}, p.napkin_lines(result, device, o.n_gpus, o.mfu)
@@ -433,9 +445,9 @@ def plan(config, o, device, memory_bytes):
     if o.compare:
         rows = p.compare_cards(config, o.mfu)
         return rows, p.compare_cards_lines(rows, o.mfu)
-    if o.vs:
-        both = (resolve(c, device) for c in (config, Config(**read_file(o.vs))))
-        result = p.compare(*both, device, memory_bytes, o.mfu)
+    if o.vs is not None:
+        other = Config(**read_file(o.vs) | flags)
+        result = p.compare(resolve(config, device), resolve(other, device), device, memory_bytes, o.mfu)
         return result, p.compare_lines(result)
     return None
 

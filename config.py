@@ -344,6 +344,7 @@ def check(config):
         c.grad_clip is None or c.grad_clip >= 0,
         f"grad_clip={c.grad_clip} must not be negative; None turns clipping off",
     )
+    require(c.seed < 2**63, f"seed={c.seed} must be below 2**63")
     require(c.rope_theta > 0, f"rope_theta={c.rope_theta} must be positive")
     require(c.out_dir, "out_dir is empty; name a folder")
     require(c.dataset, "dataset is empty; name a folder below data/")
@@ -390,7 +391,7 @@ def resolve(config, device):
     return dataclasses.replace(
         config,
         n_kv_head=config.n_kv_head or config.n_head,
-        head_dim=config.head_dim or config.n_embd // config.n_head,
+        head_dim=config.head_dim or max(1, config.n_embd // config.n_head),  # an MLP may be narrower than n_head
         d_ff=config.d_ff or ff,
         vocab_size=config.vocab_size or data_vocab_size(config),
         grad_clip=config.grad_clip or None,

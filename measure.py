@@ -55,7 +55,9 @@ def with_ceiling(record: Device, device: torch.device, dtype: str) -> Device:
     if not record.peak(dtype):
         flops, n = matmul_ceiling(device, dtype)
         peaks = {**record.peak_flops, dtype: flops}
-        full = dataclasses.replace(full, peak_flops=peaks, source=f"measured here: matmul of {n} cubed")
+        measured = f"measured here: matmul of {n} cubed"
+        source = measured if record.source == "unknown" else f"{record.source}; {dtype} {measured}"
+        full = dataclasses.replace(full, peak_flops=peaks, source=source)
     if not record.bandwidth:
         full = dataclasses.replace(full, bandwidth=copy_bandwidth(device))
     if full != record or device.type != "cpu":  # a GPU is kept in any case: accounting.py cannot see it

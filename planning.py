@@ -63,9 +63,10 @@ def napkin(params, tokens, device, n_gpus=1, mfu=ASSUMED_MFU, price_per_gpu_hour
 
 def napkin_lines(result, device, n_gpus, mfu):
     r = result
+    gpu_hours = f"{r['gpu_hours']:,.0f}" if r["gpu_hours"] >= 100 else f"{r['gpu_hours']:.3g}"
     yield f"FLOPs       {r['flops']:.3g}: 6 x parameters x tokens, attention left out"
     yield (
-        f"time        {r['days']:,.1f} days, {r['gpu_hours']:,.0f} GPU-hours on {n_gpus:,} x {device.name} in "
+        f"time        {duration(r['seconds'])}, {gpu_hours} GPU-hours on {n_gpus:,} x {device.name} in "
         f"{native_dtype(device)} at an assumed {mfu:.0%} of the peak"
     )
     if r["price"] is not None:

@@ -38,6 +38,7 @@ def read_options(argv):
     )
     require(o.top_k is None or o.top_k >= 1, f"--top_k={o.top_k} must be at least 1, or None")
     require(o.top_p is None or 0 < o.top_p <= 1, f"--top_p={o.top_p} must lie in (0, 1], or be None")
+    require(0 <= o.seed < 2**63, f"--seed={o.seed} must lie in [0, 2**63)")
     require(o.max_new_tokens >= 1 and o.num_samples >= 1, "--max_new_tokens and --num_samples must be at least 1")
     return Path(words[0]), o
 

@@ -26,6 +26,7 @@ if __name__ == "__main__":  # before torch is imported, so that --help and a typ
 
 import importlib.util
 import itertools
+import math
 import os
 import re
 import shutil
@@ -68,11 +69,24 @@ def main(argv):
     out_dir = Path(config.out_dir)
     dataset = Dataset(config)
     saved = find_checkpoint(config, options, out_dir)
-    first_step = saved["state"]["step"] if saved else 0
-    best = saved["state"]["best_val_loss"] if saved else None
     record = with_ceiling(record, device, config.dtype)
     prediction = predict(config, record, memory_bytes, options.mfu)
-    preflight(config, record, prediction, dataset, first_step)
+    preflight(config, record, prediction, dataset, saved["state"]["step"] if saved else 0)
+
+    try:
+        return train(config, options, device, dataset, saved, prediction, out_dir)
+    except torch.OutOfMemoryError as error:
+        peak, available = prediction["memory"]["peak"], prediction["memory"]["available"]
+        raise ConfigError(
+            f"out of memory: {mib(peak)} were predicted at the peak, {mib(available)} were free at the start. Does "
+            f"another program use {device}? A smaller --batch_size takes less. {error}"
+        ) from None
+
+
+def train(config, options, device, dataset, saved, prediction, out_dir):
+    """Train, or evaluate only; return the exit status."""
+    first_step = saved["state"]["step"] if saved else 0
+    best = saved["state"]["best_val_loss"] if saved else None
 
     # --- model, weights, optimizer
     model = build(config)
@@ -84,7 +98,7 @@ def main(argv):
     loss_scale = LossScale(config.dtype, device)
     if saved:
         checkpoint.load_optimizer(model, optimizer, loss_scale, saved["optimizer"])
-    del saved  # or the first step would hold every weight and moment twice
+        saved.clear()  # or every step would hold the weights and moments it began with beside its own
     autocast = torch.autocast(device.type, dtype=getattr(torch, config.dtype), enabled=config.dtype != "float32")
     if config.eval_only:
         val_loss = evaluate(model, dataset, config, device, autocast)
@@ -141,7 +155,7 @@ def main(argv):
                 if not stopping:
                     val_loss = evaluate(model, dataset, config, device, autocast)
                     log.evaluation(step, val_loss, dataset, config)
-                    improved = best is None or val_loss < best
+                    improved = math.isfinite(val_loss) and (best is None or val_loss < best)
                     best = val_loss if improved else best
                 if step > first_step and (improved or config.always_save_checkpoint or stopping):
                     save(step, improved)
@@ -159,12 +173,6 @@ def main(argv):
             if step == profiled + 2:
                 measured["step_s"] = log.median_step_s()
                 log.ledger(measured, f"after step {step}", forward is not model)
-    except torch.OutOfMemoryError as error:
-        peak, available = prediction["memory"]["peak"], prediction["memory"]["available"]
-        raise ConfigError(
-            f"out of memory in step {step}: {mib(peak)} were predicted at the peak, {mib(available)} were free at the "
-            f"start. Does another program use {device}? A smaller --batch_size takes less. {error}"
-        ) from None
     finally:
         stop.restore()
         loader.close()

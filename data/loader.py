@@ -30,6 +30,7 @@ class Dataset:
         if meta_file.exists():
             try:
                 self.meta = json.loads(meta_file.read_text(encoding="utf-8"))
+                self.meta["tokenizer"], self.meta["vocab_size"]  # wanted later: at the first save
                 dtype = np.dtype({"uint16": "<u2", "uint32": "<u4"}[self.meta["dtype"]])
                 counts = {
                     split: {key: int(self.meta["splits"][split][key]) for key in ("tokens", "bytes", "largest_id")}
@@ -38,6 +39,10 @@ class Dataset:
             except (ValueError, KeyError, TypeError, OSError):
                 raise ConfigError(f"{meta_file}: not a readable meta.json; {prepare}") from None
         else:
+            require(
+                not (folder / "meta.pkl").exists(),
+                f"{folder}: its vocabulary is in meta.pkl, which may run code and is not read; {prepare} --input=PATH",
+            )
             self.meta = {"tokenizer": {"kind": "tiktoken", "name": "gpt2"}, "vocab_size": 50257}
             dtype, counts = np.dtype("<u2"), {split: {} for split in SPLITS}
             self.notes.append(f"{folder} has no meta.json: read as nanoGPT's uint16 with GPT-2's vocabulary")

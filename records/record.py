@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # a script sees only its own folder
 
 import hardware
+from config import Config, load, read_file
 
 
 def main():
@@ -30,25 +31,26 @@ def main():
     folder.mkdir(parents=True, exist_ok=True)
     changed = git("status", "--porcelain", "--", "*.py")
     with tempfile.TemporaryDirectory() as temporary:
-        out_dir = Path(temporary) / "out"
+        label = load(arguments)[0].out_dir  # the run itself goes elsewhere, but is shown where it would go
+        out_dir = Path(temporary) / label
         started, start = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), time.perf_counter()
         command = [sys.executable, "train.py", *arguments, f"--out_dir={out_dir}"]
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, encoding="utf-8")
         lines = []
         for line in process.stdout:
             print(line, end="", flush=True)
-            lines.append(line.replace(str(out_dir), "out").replace(str(ROOT) + "/", ""))
+            lines.append(line.replace(str(out_dir), label).replace(str(ROOT) + "/", ""))
         assert process.wait() == 0, "the run failed"
         seconds = time.perf_counter() - start
         for file in ("config.py", "metrics.jsonl", "ledger.json"):
             text = (out_dir / file).read_text(encoding="utf-8")
-            (folder / file).write_text(text.replace(str(out_dir), "out"), encoding="utf-8")
+            (folder / file).write_text(text.replace(str(out_dir), label), encoding="utf-8")
         evaluations = [
             r for r in map(json.loads, (out_dir / "metrics.jsonl").open(encoding="utf-8")) if "val_loss" in r
         ]
         steps = [r for r in map(json.loads, (out_dir / "metrics.jsonl").open(encoding="utf-8")) if "loss" in r]
     (folder / "stdout.txt").write_text("".join(lines), encoding="utf-8")
-    config = config_of(folder / "config.py")
+    config = Config(**read_file(folder / "config.py"))
     record = {
         "commit": git("rev-parse", "HEAD") + (" with uncommitted changes" if changed else ""),
         "command": " ".join(["python", "train.py", *arguments]),
@@ -66,12 +68,6 @@ def main():
     }
     (folder / "record.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(record, indent=1))
-
-
-def config_of(config_file):
-    from config import Config, read_file
-
-    return Config(**read_file(config_file))
 
 
 def gzip_bits_per_byte(config):

@@ -478,7 +478,7 @@ def test_a_dtype_the_device_lacks_is_refused():
     )
 
 
-@pytest.mark.parametrize("settings", [{}, {"activation": "swiglu", "grad_clip": 0.0}, {"model": "mlp", "n_embd": 100}])
+@pytest.mark.parametrize("settings", [{}, {"activation": "swiglu", "grad_clip": 0.0}, {"model": "mlp", "n_embd": 7}])
 @pytest.mark.parametrize("device", [CPU, accelerator("h100-sxm"), accelerator("v100-sxm-16gb")])
 def test_a_resolved_config_resolves_to_itself(settings, device):
     resolved = resolve(dataclasses.replace(DEFAULTS, vocab_size=7, **settings), device)

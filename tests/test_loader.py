@@ -327,6 +327,7 @@ def test_a_missing_folder_or_split_names_the_command_that_makes_it(corpus, tmp_p
         lambda meta: meta | {"splits": meta["splits"] | {"val": {"tokens": "x", "bytes": 1, "largest_id": 1}}},
         lambda meta: {key: value for key, value in meta.items() if key != "dtype"},
         lambda meta: {key: value for key, value in meta.items() if key != "splits"},
+        lambda meta: {key: value for key, value in meta.items() if key != "tokenizer"},
     ],
 )  # fmt: skip
 def test_a_damaged_meta_json_is_refused(corpus, tmp_path, change):
@@ -382,6 +383,12 @@ def test_ids_beyond_the_vocabulary_are_found_where_meta_json_does_not_tell(corpu
         with pytest.raises(ConfigError) as caught:
             take(Loader(dataset, config, CPU, 0), 80)
         assert str(caught.value) == message
+
+
+def test_nanogpts_character_folder_is_not_taken_for_gpt2_tokens(corpus, tmp_path):
+    config = corpus(meta=False)
+    (tmp_path / "meta.pkl").write_bytes(b"")
+    assert "meta.pkl, which may run code and is not read" in refused(config)
 
 
 def test_nanogpts_folder_is_read_with_a_note(corpus, tmp_path):

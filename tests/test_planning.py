@@ -1,5 +1,6 @@
 """The questions on top of the prediction: against published figures, against the prediction itself, and their words."""
 
+import json
 import math
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import accounting
 from accounting import Timeline, predict
 from config import Config, ConfigError, read_file, resolve
 from hardware import ACCELERATORS, Device, accelerator
@@ -501,3 +503,29 @@ def test_the_formulas_for_large_models_do_not_hold_for_small_ones():
 def test_planning_loads_neither_torch_nor_numpy():
     code = "import sys, planning; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--params=1e9"], "--params and --tokens go together"),
+        (["--plan", "--compare"], "--plan and --compare are questions of their own"),
+        (["--explain", "--vs=x.py"], "--vs and --explain are questions of their own"),
+        (["--n_gpus=8"], "--n_gpus goes with --params or --max_params"),
+        (["--price=2"], "--price goes with --params and --tokens"),
+        (["--gpu="], "--gpu="),
+        (["--vs="], "cannot be read"),
+    ],
+)
+def test_questions_that_do_not_go_together_are_refused(words, message, capsys):
+    assert accounting.main(["--vocab_size=65", *words]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err and printed.err.count("\n") == 1 and not printed.out
+
+
+def test_flags_go_for_both_of_two_configs(tmp_path, capsys):
+    other = tmp_path / "other.py"
+    other.write_text("n_layer = 4\nbatch_size = 99\n", encoding="utf-8")
+    argv = ["--vocab_size=65", "--n_layer=2", "--batch_size=3", f"--vs={other}", "--gpu=t4", "--json"]
+    assert accounting.main(argv) == 0
+    assert json.loads(capsys.readouterr().out)["settings"] == {}  # each of its settings is overridden

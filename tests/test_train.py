@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import types
+import weakref
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -525,7 +526,7 @@ def test_the_ledger_holds_the_prediction_against_the_run(run, tmp_path):
 
 def test_a_row_outside_its_band_is_marked():
     prediction = {
-        "memory": {"peak": 1000, "checkpoint": 2000},
+        "memory": {"peak": 10**9, "checkpoint": 2 * 10**9},
         "flops": {"per_step": 400, "tokens_per_step": 100},
         "time": {"step_s": 1.0, "tokens_per_s": 100.0, "mfu": 0.4, "peak_flops": 1000.0},
     }
@@ -537,12 +538,17 @@ def test_a_row_outside_its_band_is_marked():
         assert [row["within"] for row in rows] == ["outside" not in line for line in lines]
         return [row["within"] for row in rows]
 
-    assert verdicts(peak_bytes=1049) == verdicts(peak_bytes=951) == [True]
-    assert verdicts(peak_bytes=1051) == verdicts(peak_bytes=949) == [False]
-    assert verdicts(compiled=True, peak_bytes=300) == [True] and verdicts(compiled=True, peak_bytes=1051) == [False]
+    million = 10**6
+    assert verdicts(peak_bytes=1049 * million) == verdicts(peak_bytes=951 * million) == [True]
+    assert verdicts(peak_bytes=1051 * million) == verdicts(peak_bytes=949 * million) == [False]
+    assert verdicts(compiled=True, peak_bytes=300) == [True]
+    assert verdicts(compiled=True, peak_bytes=1051 * million) == [False]
     assert verdicts(flops_per_step=400) == [True] and verdicts(flops_per_step=401) == [False]
     assert verdicts(step_s=1.4) == [True, True, True] and verdicts(step_s=1.6) == [False, True, True]
-    assert verdicts(checkpoint_bytes=2099) == [True] and verdicts(checkpoint_bytes=2101) == [False]
+    assert verdicts(checkpoint_bytes=2099 * million) == [True]
+    assert verdicts(checkpoint_bytes=2101 * million) == [False]
+    prediction["memory"]["peak"] = 10**5  # a model so small that a few KB of headers or scratch outweigh the band
+    assert verdicts(peak_bytes=10**5 + 2**16 - 1) == [True] and verdicts(peak_bytes=10**5 + 2**16) == [False]
     assert verdicts() == []
 
 
@@ -732,3 +738,39 @@ def test_data_of_another_tokenizer_stops_the_run_where_it_is_met(run, tmp_path):
     error = run(dataset=folder, vocab_size=100, status=2)
     assert re.search(r"train\.bin: id \d+ at token \d+ is beyond vocab_size=100; the data was made with another", error)
     assert not checkpoint.exists(tmp_path / "out")
+
+
+def test_running_out_of_memory_is_one_line_with_the_prediction(run, monkeypatch):
+    def allocate(*arguments):
+        raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+
+    monkeypatch.setattr(train, "AdamW", allocate)
+    error = run(status=2, max_iters=1)
+    assert "were predicted at the peak" in error and "tried to allocate 2 GiB" in error
+
+
+def test_a_validation_loss_that_is_not_a_number_is_never_the_best(run, tmp_path, monkeypatch):
+    losses = iter([math.nan, 3.0, 2.0])
+    monkeypatch.setattr(train, "evaluate", lambda *arguments: next(losses))
+    run(max_iters=6, eval_interval=2, always_save_checkpoint=False)
+    assert (tmp_path / "out" / "best").read_text(encoding="utf-8").strip() == "step_00000006"
+
+
+@pytest.mark.parametrize("seed", [2**63, 10**20])
+def test_a_seed_too_large_for_the_generator_is_refused(run, seed):
+    assert f"seed={seed} must be below 2**63" in run(status=2, seed=seed)
+
+
+def test_a_resumed_run_does_not_hold_its_checkpoint(run, monkeypatch):
+    run(max_iters=2)
+    load, watched = checkpoint.load, []
+
+    def watching(path):
+        saved = load(path)
+        watched.extend(weakref.ref(t) for part in ("weights", "optimizer") for t in saved[part].values())
+        return saved
+
+    monkeypatch.setattr(checkpoint, "load", watching)
+    monkeypatch.setattr(train, "evaluate", lambda *arguments: sum(reference() is not None for reference in watched))
+    printed = run("--init_from=resume", max_iters=4)
+    assert len(watched) > 10 and "validation loss 0.0000" in printed  # none of them is alive after a step
