@@ -771,6 +771,6 @@ def test_a_resumed_run_does_not_hold_its_checkpoint(run, monkeypatch):
         return saved
 
     monkeypatch.setattr(checkpoint, "load", watching)
-    monkeypatch.setattr(train, "evaluate", lambda *arguments: sum(reference() is not None for reference in watched))
+    monkeypatch.setattr(train, "evaluate", lambda *arguments: float(sum(r() is not None for r in watched)))
     printed = run("--init_from=resume", max_iters=4)
     assert len(watched) > 10 and "validation loss 0.0000" in printed  # none of them is alive after a step
