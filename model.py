@@ -194,7 +194,9 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """What both models share: embedding, residual blocks, a last norm, the head, the loss and generation."""
+    """What both models share: residual blocks, a last norm, the head, the loss and generation. How a token is embedded,
+    each says itself: embed(idx, start) takes (B, T) ids, the first at position start, and returns (B, T, C).
+    """
 
     attention = False
 
@@ -205,9 +207,6 @@ class LanguageModel(nn.Module):
         self.blocks = nn.ModuleList(Block(c, layer, self.attention) for layer in range(c.n_layer))
         self.norm = Norm(c.norm, c.n_embd, c.norm_eps, c.bias)
         self.head = None if c.tie_weights else nn.Parameter(torch.empty(c.vocab_size, c.n_embd))
-
-    def embed(self, idx: Int[Tensor, "B T"], start: int) -> Float[Tensor, "B T C"]:
-        raise NotImplementedError
 
     def angles(self, start: int, length: int):
         """Return the cosines and sines that rotate positions start .. start + length, where the model has RoPE."""
