@@ -23,15 +23,6 @@ CHAR = {"kind": "char", "chars": CHARS}
 BYTE = {"kind": "byte"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Compute in one thread: two that wait for each other on a busy machine take a hundred times as long."""
-    n = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
-
-
 @pytest.fixture
 def trained(tmp_path):
     """Return a function that saves a model of random but opinionated weights, and returns (its folder, the model)."""

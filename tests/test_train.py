@@ -58,15 +58,6 @@ def letters(n):
     return 97 + np.cumsum(steps) % 26
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Compute in one thread: two that wait for each other on a busy machine take a hundred times as long."""
-    n = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
-
-
 @pytest.fixture(autouse=True)
 def known_peak(monkeypatch):
     """Spare each run the measurement of this machine's peak."""
