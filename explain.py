@@ -6,8 +6,9 @@ The sums are worked out here from the settings, and each is asserted to be what 
 import re
 from collections import Counter
 
-from accounting import Timeline, duration, mib, predict, si
+from prediction import Timeline, predict
 from schedule import SIZES, schedule
+from units import duration, mib, si
 
 
 def explain(config, device, mfu):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from accounting import duration, mib, si
 from measure import process_memory
+from units import duration, mib, si
 
 ASSUMED = "the assumed MFU (--mfu) is not what this machine reaches"
 # Each figure's unit, how far measured / predicted may be from 1, and what to suspect where it is further.

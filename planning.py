@@ -8,10 +8,11 @@ import functools
 import math
 from dataclasses import replace
 
-from accounting import ASSUMED_MFU, duration, largest_of, mib, peak_lines, peak_of, predict, refit, si, step_flops
 from config import Config, require, resolve
 from hardware import ACCELERATORS
+from prediction import ASSUMED_MFU, largest_of, peak_lines, peak_of, predict, refit, step_flops
 from schedule import schedule
+from units import duration, mib, si
 
 MOST = 1e24  # no size, count, duration or price that anybody means is larger
 

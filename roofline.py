@@ -7,9 +7,9 @@ al. 2009). Operations that are no matmul count no FLOPs here: they are bound by 
 
 from collections import defaultdict
 
-from accounting import mib, si
 from config import require
 from schedule import generation, schedule
+from units import mib, si
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 

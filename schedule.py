@@ -1,6 +1,6 @@
 """What a training step does: its operations in the order they run, each with the buffers it reads and writes.
 
-Everything that accounting.py says of a run is a fold over this list. A layer is described by the operations of its
+Everything that prediction.py says of a run is a fold over this list. A layer is described by the operations of its
 forward, in the order model.py makes them; the tape derives the backward as autograd would. To add a layer, describe it
 here and write it there: the tests hold the two together, by what torch counts, saves and allocates.
 """

@@ -6,8 +6,10 @@ What the run will take is printed before anything big is allocated; what it took
 import sys
 from dataclasses import asdict, dataclass
 
-from accounting import ASSUMED_MFU, mib, parse_memory, predict, refuse_what_cannot_fit, report
+from accounting import refuse_what_cannot_fit, report
 from config import ROOT, ConfigError, command, dump, load, require, resolve
+from prediction import ASSUMED_MFU, predict
+from units import mib, parse_memory
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,15 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
 import accounting
-from accounting import Timeline, largest_batch, parse_memory, predict, refuse_what_cannot_fit
+from accounting import refuse_what_cannot_fit
 from config import Config, ConfigError, resolve
 from hardware import Device, accelerator
 from measure import counted_flops, profiled_peak, standing_bytes
 from model import build
 from optimizer import AdamW, clip_factor, gradient_norm, parameter_groups
+from prediction import Timeline, largest_batch, predict
 from schedule import schedule
+from units import parse_memory
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = Device(

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import accounting
-from accounting import predict
 from config import check, load, read_file, resolve
 from hardware import accelerator
+from prediction import predict
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -6,6 +6,8 @@ import accounting
 from config import Config, resolve
 from explain import explain
 from hardware import Device, accelerator
+from prediction import predict
+from units import mib
 
 SMALL = {"n_layer": 3, "n_head": 4, "n_embd": 64, "block_size": 32, "vocab_size": 300, "batch_size": 3}
 SHAPES = {
@@ -25,10 +27,10 @@ def test_the_page_adds_up_for_every_shape(shape, dtype):
     for device in (accelerator("a100-40gb"), Device("a CPU", "cpu", dtypes=("float32", "bfloat16"))):
         config = resolve(Config(**{**SMALL, **SHAPES[shape], "dtype": dtype}), device)
         page = "\n".join(explain(config, device, 0.4))
-        prediction = accounting.predict(config, device)
+        prediction = predict(config, device)
         for n in (prediction["model"]["params"], prediction["flops"]["per_token"], prediction["flops"]["per_step"]):
             assert f"{n:,}" in page
-        assert accounting.mib(prediction["memory"]["peak"]) in page
+        assert mib(prediction["memory"]["peak"]) in page
         assert ("unknown" in page) == (device.kind == "cpu")
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import train
-from accounting import predict
 from config import Config, resolve
 from data.loader import Dataset, Loader
 from measure import find_device, profiled_peak
 from model import build
 from optimizer import AdamW, clip_factor, gradient_norm, parameter_groups
+from prediction import predict
 
 pytestmark = pytest.mark.gpu
 SMALL = {"n_layer": 4, "n_head": 4, "n_embd": 256, "block_size": 256, "vocab_size": 5000, "batch_size": 8}

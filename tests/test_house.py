@@ -17,17 +17,28 @@ MAY_IMPORT = {
     "config": set(),
     "hardware": {"config"},
     "schedule": {"hardware"},
-    "accounting": {"accounting", "config", "hardware", "schedule", "roofline", "explain", "planning"},  # rooms
-    "explain": {"accounting", "schedule"},
-    "planning": {"accounting", "config", "hardware", "schedule"},
-    "roofline": {"accounting", "config", "schedule"},
+    "units": {"config"},
+    "prediction": {"hardware", "schedule"},
+    "explain": {"prediction", "schedule", "units"},
+    "planning": {"config", "hardware", "prediction", "schedule", "units"},
+    "roofline": {"config", "schedule", "units"},
+    "accounting": {
+        "config",
+        "explain",
+        "hardware",
+        "planning",
+        "prediction",
+        "roofline",
+        "schedule",
+        "units",
+    },
     "model": {"hardware"},  # for the one table of operations' dtypes
     "optimizer": set(),
     "tokenizer": {"config"},
     "checkpoint": {"config"},
     "data.loader": {"config"},
     "measure": {"config", "hardware"},
-    "ledger": {"accounting", "config", "measure"},
+    "ledger": {"config", "measure", "units"},
     "data.prepare": {"config", "tokenizer"},
     "sample": {"checkpoint", "config", "measure", "model", "tokenizer"},
     "train": {
@@ -39,10 +50,22 @@ MAY_IMPORT = {
         "measure",
         "model",
         "optimizer",
+        "prediction",
         "tokenizer",
+        "units",
     },
 }
-STANDARD_LIBRARY_ONLY = {"config", "hardware", "schedule", "accounting", "roofline", "explain", "planning"}
+STANDARD_LIBRARY_ONLY = {
+    "config",
+    "hardware",
+    "schedule",
+    "units",
+    "prediction",
+    "accounting",
+    "roofline",
+    "explain",
+    "planning",
+}
 
 
 def imports(path):

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import accounting
-from accounting import Timeline, predict
 from config import Config, ConfigError, read_file, resolve
 from hardware import ACCELERATORS, Device, accelerator
 from model import build
@@ -40,6 +39,7 @@ from planning import (
     training_costs,
     zero_bytes_per_gpu,
 )
+from prediction import Timeline, predict
 from schedule import schedule
 
 ROOT = Path(__file__).resolve().parents[1]

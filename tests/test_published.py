@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from accounting import Options, predict
+from accounting import Options
 from config import check, load, resolve
 from hardware import accelerator
+from prediction import predict
 from schedule import schedule
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs" / "published"

@@ -12,6 +12,7 @@ import roofline
 from config import Config, resolve
 from hardware import Device, accelerator
 from model import KVCache, build
+from prediction import predict
 from schedule import Buffer, Op, Tape, generation, schedule
 
 H100 = accelerator("h100-sxm")
@@ -72,11 +73,11 @@ def test_an_operation_takes_the_longer_of_its_two_bounds():
 def test_rows_add_up_to_the_step(shape):
     config = config_of(gradient_accumulation_steps=5, **SHAPES[shape])
     result = roofline.roofline(config, H100)
-    assert result["total"]["flops"] == accounting.predict(config, H100)["flops"]["per_step"]
+    assert result["total"]["flops"] == predict(config, H100)["flops"]["per_step"]
     assert math.isclose(result["total"]["seconds"], sum(row["seconds"] for row in result["step"]))
     bounds = result["total"]["flops"] / H100.peak("bfloat16"), result["total"]["bytes"] / H100.bandwidth
     assert max(bounds) * (1 - 1e-9) <= result["total"]["seconds"] <= sum(bounds) * (1 + 1e-9)
-    assert math.isclose(result["total"]["seconds"], accounting.predict(config, H100)["time"]["least_s"])
+    assert math.isclose(result["total"]["seconds"], predict(config, H100)["time"]["least_s"])
 
 
 def test_training_is_bound_by_compute_and_decoding_by_memory_for_a_wide_model():
@@ -105,7 +106,7 @@ def test_attention_over_the_cache_has_the_same_intensity_at_any_batch():
 @pytest.mark.parametrize("kv, dtype, n_bytes", [(4, "bfloat16", 512), (1, "bfloat16", 128), (4, "float32", 1024)])
 def test_cache_bytes_per_token(kv, dtype, n_bytes):
     config = config_of(n_kv_head=kv, dtype=dtype)  # 2 L K D elements: 2 x 2 x kv x 16
-    assert accounting.predict(config, H100)["memory"]["kv_cache_per_token"] == n_bytes
+    assert predict(config, H100)["memory"]["kv_cache_per_token"] == n_bytes
     caches = [b for b in generation(config, H100, 3, 1, 9).standing if b.kind == "cache"]
     assert sum(b.bytes for b in caches) == n_bytes * 3 * 10
 
@@ -116,7 +117,7 @@ def test_a_lookup_reads_its_rows_and_not_the_table():
 
 
 def test_the_causal_convention_counts_what_the_mask_leaves():
-    flops = accounting.predict(config_of(gradient_accumulation_steps=1), H100)["flops"]
+    flops = predict(config_of(gradient_accumulation_steps=1), H100)["flops"]
     pairs = sum(op.flops for op in schedule(config_of(gradient_accumulation_steps=1), H100).ops if op.is_attention)
     assert pairs == 3 * 2 * 2 * (2 * 3 * 32 * 32 * 64)  # forward and twice that, L, two matmuls, 2 B T T C
     assert flops["per_step"] - flops["causal_per_step"] == pairs * 31 // 64  # T (T - 1) / 2 of T^2 pairs are masked
