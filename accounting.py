@@ -6,7 +6,6 @@ A step is written down once, in schedule.py; prediction.py folds over that list,
 """
 
 import json
-import re
 import sys
 from dataclasses import dataclass, field
 
@@ -78,22 +77,16 @@ def timeline(s, width=40):
     rows = []  # [name, most bytes alive, whether the peak is there]
     for op, live in zip(s.ops, t.live, strict=True):
         place = op.group if op.layer is None else f"layer {op.layer}"
+        if op.repeat > 1 and op.layer is not None:
+            place = f"layers {op.layer} to {op.layer + op.repeat - 1}"
         name = op.phase if op.phase == place else f"{op.phase} {place}"
-        again = f", {op.times} times" if op.times > 1 else ""
+        again = f", {op.times // op.repeat} times" if op.times > op.repeat else ""
         if not rows or rows[-1][0] != name + again:
             rows.append([name + again, 0, False])
         rows[-1][1] = max(rows[-1][1], live)
         rows[-1][2] |= op is t.peak_op
     yield f"timeline    the most that is alive in each part of a step; {mib(t.standing_bytes)} stand through all of it"
-    left_out = None  # of many layers alike, the first and the last three
     for name, most, at_peak in rows:
-        layer = re.search(r"layer (\d+)", name)
-        if layer and 3 <= int(layer[1]) < s.config.n_layer - 3 and s.config.n_layer > 16 and not at_peak:
-            left_out = left_out or "  ..."
-            continue
-        if left_out:
-            yield left_out
-            left_out = None
         mark = f"  peak: {t.peak_op.name}" if at_peak else ""
         yield f"  {name:<28}{mib(most):>12}  {'#' * round(width * most / t.peak)}{mark}"
 
@@ -216,7 +209,9 @@ def everything(config, device, prediction):
     """Return the prediction with what takes longer: the timeline, the largest batch, the roofline where it is known."""
     s = schedule(config, device)
     steps = zip(s.ops, Timeline(s).live, strict=True)
-    prediction["memory"]["timeline"] = [{"phase": op.phase, "operation": op.name, "bytes": live} for op, live in steps]
+    prediction["memory"]["timeline"] = [
+        {"phase": op.phase, "operation": op.name, "times": op.times, "bytes": live} for op, live in steps
+    ]
     available = prediction["memory"]["available"]
     prediction["remedies"] = planning.remedies(config, device, available)["remedies"] if available else []
     prediction["max_batch_size"] = largest_batch(config, device, available) if available else None

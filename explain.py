@@ -96,9 +96,9 @@ def memory(s, m):
     ):
         assert n_bytes == int(formula[0]) * n
         yield f"  {name:<26}{formula:<26}{mib(n_bytes):>16}"
-    kept = [b for b in t.saved() if t.category(b) == "saved activations"]
-    layer = {b: s.ops[t.first[b]].layer for b in kept}
-    first = [b for b in kept if layer[b] == 0]
+    kept = [(b, count) for b, count in t.saved() if t.category(b) == "saved activations"]
+    layer = {b: s.ops[t.first[b]].layer for b, _ in kept}
+    first = [b for b, _ in kept if layer[b] == 0]
     yield f"  kept by one block's forward for its backward, of {c.dtype} matmuls:"
     merged = Counter()
     for b in first:
@@ -107,8 +107,8 @@ def memory(s, m):
     yield from (
         f"    {name:<24}{f'{shape} x {size} bytes':<26}{mib(k):>16}" for (name, shape, size), k in merged.items()
     )
-    block, outside = sum(b.bytes for b in first), sum(b.bytes for b in kept if layer[b] is None)
-    others = sum(b.bytes for b in kept) - outside - block
+    block, outside = sum(b.bytes for b in first), sum(b.bytes for b, _ in kept if layer[b] is None)
+    others = sum(b.bytes * count for b, count in kept) - outside - block
     yield f"  {'a block':<26}{'the sum':<26}{mib(block):>16}"
     yield f"  {'the other blocks':<26}{f'{c.n_layer - 1} of them':<26}{mib(others):>16}"
     yield f"  {'before and behind them':<26}{'embedding, last norm':<26}{mib(outside):>16}"

@@ -16,7 +16,11 @@ ASSUMED_MFU = 0.4  # of a step nobody has measured yet: what a well-kept trainer
 
 @dataclass
 class Timeline:
-    """Bytes alive during each operation. A buffer is alive from the first operation that touches it to the last."""
+    """Bytes alive during each operation. A buffer is alive from the first operation that touches it to the last.
+
+    An operation recorded for many blocks stands for that one of them which runs next to the recorded last blocks: the
+    last in forward, the first in backward.
+    """
 
     schedule: Schedule
 
@@ -29,23 +33,46 @@ class Timeline:
                 if buffer not in standing:
                     self.first.setdefault(buffer, i)
                     self.last[buffer] = i
-        self.standing_bytes = sum(buffer.bytes for buffer in s.standing)
+        self.standing_bytes = sum(buffer.bytes * buffer.repeat for buffer in s.standing)
+        self.lives = [(buffer, 1, self.first[buffer], self.last[buffer]) for buffer in self.first]
+        self.lives += self.lives_of_repeated_blocks()
         self.live = self.bytes_over_time(self.first, self.standing_bytes)
         self.peak = max(self.live)
         self.peak_op = s.ops[self.live.index(self.peak)]
 
+    def lives_of_repeated_blocks(self):
+        """Yield (buffer, count, first, last) of what the blocks that are not recorded keep beside the recorded one.
+
+        What forward saves is alive in all of them when the last of them runs, and still is when the first of them runs
+        backward; their gradients are there when all of them have run.
+        """
+        ops = self.schedule.ops
+        runs = [(op, i) for i, op in enumerate(ops) if op.repeat > 1 and op.phase != "optimizer"]
+        begins = [i for op, i in runs if ops[i - 1].repeat == 1]
+        ends = [i for op, i in runs if ops[i + 1].repeat == 1]  # forward, backward, forward, backward
+        for buffer, first in self.first.items():
+            born, last = ops[first], self.last[buffer]
+            if born.repeat > 1 and born.phase != "optimizer":
+                run = sum(begin <= first for begin in begins) - 1
+                if buffer.kind == "grad":
+                    yield buffer, born.repeat - 1, ends[run] + 1, last
+                elif born.phase == "forward" and ops[last].phase == "backward":
+                    yield buffer, born.repeat - 1, begins[run], ends[run + 1]
+
     def bytes_over_time(self, buffers, before=0):
         """Return how many bytes of the given buffers are alive during each operation, with those that were before."""
-        change = [before] + [0] * len(self.schedule.ops)
-        for buffer in buffers:
-            change[self.first[buffer]] += buffer.bytes
-            change[self.last[buffer] + 1] -= buffer.bytes
+        change, buffers = [before] + [0] * len(self.schedule.ops), set(buffers)
+        for buffer, count, first, last in self.lives:
+            if buffer in buffers:
+                change[first] += buffer.bytes * count
+                change[last + 1] -= buffer.bytes * count
         return list(itertools.accumulate(change[:-1]))
 
     def alive(self, op):
-        """Return the buffers alive during an operation, what stands through the whole step first."""
+        """Return (buffer, count) of those alive during an operation, what stands through the whole step first."""
         i = self.schedule.ops.index(op)
-        return self.schedule.standing + [b for b, first in self.first.items() if first <= i <= self.last[b]]
+        standing = [(buffer, buffer.repeat) for buffer in self.schedule.standing]
+        return standing + [(buffer, count) for buffer, count, first, last in self.lives if first <= i <= last]
 
     def category(self, buffer):
         """Return the line of the report that a buffer belongs to."""
@@ -57,17 +84,18 @@ class Timeline:
         return "saved activations" if born.phase == "forward" else "gradients of activations"
 
     def by_category(self, buffers):
-        """Return the bytes of buffers by their line of the report."""
+        """Return the bytes of (buffer, count) pairs by their line of the report."""
         result = Counter()
-        for buffer in buffers:
-            result[self.category(buffer)] += buffer.bytes
+        for buffer, count in buffers:
+            result[self.category(buffer)] += buffer.bytes * count
         return result
 
     def saved(self):
-        """Return the buffers that a forward makes and its backward reads, of one micro-step."""
+        """Return (buffer, count) of what a forward makes and its backward reads, of one micro-step."""
         ops = self.schedule.ops
         start = next(i for i, op in enumerate(ops) if op.phase == "backward")
-        return [b for b, first in self.first.items() if first < start <= self.last[b] and b.kind != "grad"]
+        saved = (b for b, first in self.first.items() if first < start <= self.last[b] and b.kind != "grad")
+        return [(buffer, ops[self.first[buffer]].repeat) for buffer in saved]
 
 
 CATEGORIES = {
@@ -111,7 +139,8 @@ def parameters(s):
     """
     looked_up = {"wpe"} if s.config.tie_weights else {"wte", "wpe"}
     matrices = [p for name, p in s.params.items() if len(p.shape) == 2 and name not in looked_up]
-    return {"params": sum(p.numel for p in s.params.values()), "params_matmul": sum(p.numel for p in matrices)}
+    params, params_matmul = (sum(p.numel * p.repeat for p in chosen) for chosen in (s.params.values(), matrices))
+    return {"params": params, "params_matmul": params_matmul}
 
 
 def step_flops(s):
@@ -140,7 +169,7 @@ def step_flops(s):
 def step_memory(s):
     """Return the bytes of a step by what they are for, and the peak with what is alive then."""
     c, t = s.config, Timeline(s)
-    params = sum(p.bytes for p in s.params.values())
+    params = sum(p.bytes * p.repeat for p in s.params.values())
     saved = t.by_category(t.saved())
     at_peak = t.by_category(t.alive(t.peak_op))
     losses = [buffer for buffer in t.first if t.category(buffer) == "logits and loss"]
@@ -148,7 +177,7 @@ def step_memory(s):
     return {
         "params": params,
         "gradients": params,
-        "optimizer": sum(b.bytes for b in s.standing if b.kind == "state"),
+        "optimizer": sum(b.bytes * b.repeat for b in s.standing if b.kind == "state"),
         "activations": saved["saved activations"],
         "weight_copies": saved["weight copies"],
         "loss": max(t.bytes_over_time(losses)),

@@ -28,6 +28,7 @@ class Buffer:
     dtype: str
     kind: str = "activation"
     base: "Buffer | None" = None
+    repeat: int = 1  # of what stands: how many layers have one like it
 
     def __post_init__(self):
         self.numel = math.prod(self.shape)
@@ -47,6 +48,7 @@ class Op:
     matmuls: tuple[tuple[int, int, int, int], ...] = ()  # (count, m, k, n): 2 count m k n FLOPs
     times: int = 1  # how often a step runs it
     layer: int | None = None  # of which block it is
+    repeat: int = 1  # how many blocks, from that one on, it stands for
 
     @property
     def flops(self):
@@ -86,16 +88,17 @@ class Tape:
         self.ops, self.undo = [], []
         self.params, self.uses = {}, Counter()
         self.gradient, self.grads = {}, {}  # on their way, by buffer; complete, by parameter
-        self.group, self.phase, self.times, self.layer = "", "forward", 1, None
+        self.group, self.phase, self.micro_steps, self.layer, self.repeat = "", "forward", 1, None, 1
 
     def param(self, name, *shape):
-        parameter = self.params.setdefault(name, Buffer(name, shape, "float32", "param"))
+        parameter = self.params.setdefault(name, Buffer(name, shape, "float32", "param", repeat=self.repeat))
         self.uses[parameter] += 1
         return parameter
 
     def emit(self, name, reads, writes, matmuls=()):
-        where = self.group, self.phase
-        self.ops.append(Op(name, *where, tuple(reads), tuple(writes), tuple(matmuls), self.times, self.layer))
+        where, times = (self.group, self.phase), self.micro_steps * self.repeat
+        op = Op(name, *where, tuple(reads), tuple(writes), tuple(matmuls), times, self.layer, self.repeat)
+        self.ops.append(op)
 
     def apply(self, name, inputs, shape, dtype, saved=(), extra=(), matmuls=(), back=(), temps=()):
         """Record an operation and return its output.
@@ -141,15 +144,15 @@ class Tape:
 
     def on_backward(self, gradient):
         """Have gradient() record the operations that undo what was just recorded, as part of the same layer."""
-        self.undo.append((self.group, self.layer, gradient))
+        self.undo.append((self.group, self.layer, self.repeat, gradient))
 
     def backward(self, loss):
         self.phase = "backward"
         self.gradient[loss] = Buffer("gradient of loss", loss.shape, loss.dtype)
         while self.undo:
-            self.group, self.layer, gradient = self.undo.pop()
+            self.group, self.layer, self.repeat, gradient = self.undo.pop()
             gradient()
-        self.phase, self.layer = "forward", None
+        self.phase, self.layer, self.repeat = "forward", None, 1
 
     # --- operations that layers share
 
@@ -304,9 +307,9 @@ def feed_forward(tape, x, name):
     return tape.linear(f"{name}.down", h, c.n_embd, c.bias)
 
 
-def block(tape, x, layer):
+def block(tape, x, layer, repeat=1):
     c = tape.config
-    tape.layer = layer
+    tape.layer, tape.repeat = layer, repeat
     if c.model == "transformer":
         tape.group = "norm"
         normed = tape.norm(f"blocks.{layer}.norm1", x)
@@ -316,8 +319,19 @@ def block(tape, x, layer):
     normed = tape.norm(f"blocks.{layer}.norm2", x)
     tape.group = "mlp"
     x = tape.add(x, tape.dropout(feed_forward(tape, normed, f"blocks.{layer}.mlp"), c.dropout))
-    tape.layer = None
+    tape.layer, tape.repeat = None, 1
     return x
+
+
+def blocks(n_layer, whole):
+    """Yield (block, how many it stands for). All but the first and the last are alike, so one is recorded for many.
+
+    From one of them to the next, the bytes alive at the same operation change by the same amount: the most is alive in
+    the first or in the last of them. Both stand for themselves, so that the peak is exact.
+    """
+    if whole or n_layer <= 5:
+        return [(layer, 1) for layer in range(n_layer)]
+    return [(0, 1), (1, 1), (2, n_layer - 4), (n_layer - 2, 1), (n_layer - 1, 1)]
 
 
 def embedding(tape, idx):
@@ -355,10 +369,15 @@ def optimizer(tape):
     tape.group = tape.phase = "optimizer"
     states = []
     for p, grad in tape.grads.items():
-        moments = [Buffer(f"{moment} of {p.name}", p.shape, "float32", "state") for moment in ("exp_avg", "exp_avg_sq")]
+        tape.repeat = p.repeat
+        moments = [
+            Buffer(f"{moment} of {p.name}", p.shape, "float32", "state", repeat=p.repeat)
+            for moment in ("exp_avg", "exp_avg_sq")
+        ]
         scratch = Buffer(f"update of {p.name}", p.shape, "float32")
         tape.emit(f"update {p.name}", (p, grad, *moments), (p, *moments, scratch))
         states += moments
+    tape.repeat = 1
     tape.emit(FREE, tuple(tape.grads.values()), ())
     return states
 
@@ -374,22 +393,23 @@ class Schedule:
     standing: list[Buffer] = field(default_factory=list)
 
 
-def schedule(config, device):
+def schedule(config, device, whole=False):
     """Write down a steady step of a resolved config: micro-steps, then the update.
 
-    All micro-steps after the first are alike, and recorded once, with how often they run.
+    All micro-steps after the first are alike, and recorded once, with how often they run; so are the inner blocks of a
+    deep model, unless all of them are asked for.
     """
     tape = Tape(config, device)
     accumulation = config.gradient_accumulation_steps
     shape = (config.batch_size, config.block_size)
     idx, targets = (Buffer(name, shape, "int64", "batch") for name in ("inputs", "targets"))
-    for tape.times in (1, accumulation - 1)[: min(accumulation, 2)]:
+    for tape.micro_steps in (1, accumulation - 1)[: min(accumulation, 2)]:
         x = embedding(tape, idx)
-        for layer in range(config.n_layer):
-            x = block(tape, x, layer)
+        for layer, repeat in blocks(config.n_layer, whole):
+            x = block(tape, x, layer, repeat)
         tape.group = "norm"
         tape.backward(loss(tape, tape.norm("norm", x), targets))
-    tape.times = 1
+    tape.micro_steps = 1
     states = optimizer(tape)
     standing = [*tape.params.values(), *states, idx, targets]
     if config.model == "transformer" and config.pos == "rope":
@@ -408,9 +428,8 @@ def generation(config, device, batch_size, new, past):
     tape = Tape(config, device, past)
     idx = Buffer("inputs", (batch_size, new), "int64", "batch")
     x = embedding(tape, idx)
-    tape.times = config.n_layer
-    x = block(tape, x, 0)
-    tape.times, tape.group = 1, "norm"
+    x = block(tape, x, 0, config.n_layer)
+    tape.group = "norm"
     x = tape.norm("norm", x)
     tape.group = "head"
     last = Buffer("last position", (batch_size, config.n_embd), "float32", base=x)
