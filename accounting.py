@@ -127,6 +127,7 @@ class Options:
     mfu: float = ASSUMED_MFU  # fraction of the peak that the step is assumed to reach
     roofline: bool = False  # where the time goes: each group's FLOPs, bytes and bound, and those of generation
     explain: bool = False  # every formula with its numbers put in, instead of the report
+    tensors: bool = False  # what a tensor is: pointers, strides, views and copies; what a dtype holds and loses
     vs: str | None = None  # a second config file, the flags go for both: the predictions and their difference
     compare: bool = False  # every accelerator of the table for this config
     plan: bool = False  # the compute-optimal run of --hours on the device, as a config file
@@ -143,6 +144,11 @@ class Options:
 @command
 def main(argv):
     config, options = load(argv, Options)
+    if options.tensors:
+        import tensors  # not above: it needs torch
+
+        print(json.dumps(tensors.everything(), indent=2) if options.json else "\n".join(tensors.lines()))
+        return 0
     require(0 < options.mfu <= 1, f"--mfu={options.mfu} must lie in (0, 1]")
     device = local_device(config.device) if options.gpu is None else accelerator(options.gpu)
     memory_bytes = parse_memory(options.memory or None)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from hardware import operation_dtype
 
-FREE = "free gradients"  # the one operation that moves nothing
 SIZES = {"float64": 8, "int64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "bool": 1}  # bytes
 
 
@@ -49,6 +48,9 @@ class Op:
     times: int = 1  # how often a step runs it
     layer: int | None = None  # of which block it is
     repeat: int = 1  # how many blocks, from that one on, it stands for
+    kind: str = ""  # what is computed, from what, to what: the same for an operation and for its gradient
+    inputs: tuple[Buffer, ...] = ()
+    output: Buffer | None = None
 
     @property
     def flops(self):
@@ -61,8 +63,11 @@ class Op:
 
     @property
     def bytes(self):
-        """Bytes moved if each buffer is read or written once, which no kernel can undercut."""
-        return sum(buffer.bytes for buffer in (*self.reads, *self.writes)) if self.name != FREE else 0
+        """Bytes moved if each buffer is read or written once, which no kernel can undercut; a view moves none."""
+        read = {buffer.storage for buffer in self.reads}
+        if all(buffer.base and buffer.storage in read for buffer in self.writes):  # or if it writes nothing: it frees
+            return 0
+        return sum(buffer.bytes for buffer in (*self.reads, *self.writes))
 
     def least_seconds(self, peak, bandwidth):
         """Return what it takes at least, once: peak in FLOP/s and bandwidth in bytes/s bound it both."""
@@ -95,26 +100,26 @@ class Tape:
         self.uses[parameter] += 1
         return parameter
 
-    def emit(self, name, reads, writes, matmuls=()):
+    def emit(self, name, reads, writes, matmuls=(), computes=("", (), None)):
         where, times = (self.group, self.phase), self.micro_steps * self.repeat
-        op = Op(name, *where, tuple(reads), tuple(writes), tuple(matmuls), times, self.layer, self.repeat)
+        op = Op(name, *where, tuple(reads), tuple(writes), tuple(matmuls), times, self.layer, self.repeat, *computes)
         self.ops.append(op)
 
-    def apply(self, name, inputs, shape, dtype, saved=(), extra=(), matmuls=(), back=(), temps=()):
+    def apply(self, name, inputs, shape, dtype, saved=(), extra=(), matmuls=(), back=(), temps=(), kind=None):
         """Record an operation and return its output.
 
         saved: what its gradient reads, "output" standing for the output; extra: further outputs, saved as well; back:
         the matmuls of its gradient; temps: (shape, dtype) of buffers that live only while the gradient is computed.
         """
         y = Buffer(name, tuple(shape), dtype)
-        saved = tuple(y if s == "output" else s for s in saved) + tuple(extra)
-        self.emit(name, inputs, (y, *extra), matmuls)
+        saved, computes = tuple(y if s == "output" else s for s in saved) + tuple(extra), (kind or name, inputs, y)
+        self.emit(name, inputs, (y, *extra), matmuls, computes)
 
         def gradient():
             dy = self.gradient.pop(y)
             results = [Buffer(f"gradient of {x.name}", x.shape, x.dtype) for x in inputs]
             scratch = [Buffer(f"temporary of {name}", shape, dtype) for shape, dtype in temps]
-            self.emit(f"{name}: gradient", (dy, *saved), (*results, *scratch), back)
+            self.emit(f"{name}: gradient", (dy, *saved), (*results, *scratch), back, computes)
             for x, result in zip(inputs, results, strict=True):
                 self.arrive(x, result)
 
@@ -130,14 +135,17 @@ class Tape:
             if x.kind == "param" and self.config.dtype == "float32":
                 # a matmul's gradient of its weight is a transposed view, to which autograd does not add in place
                 total = Buffer(f"gradient of {x.name}", x.shape, x.dtype)
-            self.emit(f"add gradients of {x.name}", (earlier, gradient), (total,))
+            both = (earlier, gradient)
+            self.emit(f"add gradients of {x.name}", both, (total,), computes=("add gradients", both, total))
         self.gradient[x] = total
         if x.kind == "param":
             self.uses[x] -= 1
             if not self.uses[x]:
                 complete = self.gradient.pop(x)
                 if x in self.grads:
-                    self.emit(f"accumulate gradient of {x.name}", (self.grads[x], complete), (self.grads[x],))
+                    both = (self.grads[x], complete)
+                    computes = ("add gradients", both, self.grads[x])
+                    self.emit(f"accumulate gradient of {x.name}", both, (self.grads[x],), computes=computes)
                 else:
                     complete.kind = "grad"
                     self.grads[x] = complete
@@ -161,7 +169,7 @@ class Tape:
             return x
         if x.kind == "param" and self.past is not None:  # generation converts the weights once, for all its tokens
             return self.copies.setdefault(x, Buffer(f"{x.name} in {dtype}", x.shape, dtype, "copy"))
-        y = self.apply(f"{x.name} in {dtype}", (x,), x.shape, dtype)
+        y = self.apply(f"{x.name} in {dtype}", (x,), x.shape, dtype, kind="cast")
         y.kind = "copy" if x.kind == "param" else y.kind
         return y
 
@@ -172,7 +180,8 @@ class Tape:
         x, w = self.cast(x, dtype), self.cast(weight or self.param(f"{name}.weight", n, k), dtype)
         inputs = (x, w, self.cast(self.param(f"{name}.bias", n), dtype)) if bias else (x, w)
         forward, to_x, to_w = (1, rows, k, n), (1, rows, n, k), (1, n, rows, k)
-        return self.apply(name, inputs, (*x.shape[:-1], n), dtype, (x, w), matmuls=[forward], back=[to_x, to_w])
+        matmuls = {"matmuls": [forward], "back": [to_x, to_w]}
+        return self.apply(name, inputs, (*x.shape[:-1], n), dtype, (x, w), **matmuls, kind="linear")
 
     def norm(self, name, x):
         """Over the last axis, with a gain; LayerNorm keeps two numbers a row, RMSNorm (written out in model.py) one."""
@@ -183,7 +192,7 @@ class Tape:
             gains.append(self.param(f"{name}.bias", x.shape[-1]))
         extra = [Buffer(f"{name} {s}", rows, "float32") for s in (("mean", "rstd") if layernorm else ("rstd",))]
         temps = () if layernorm else [(x.shape, "float32")] * 2  # the normed input, the gradient times the gain
-        return self.apply(name, (x, *gains), x.shape, "float32", (x, *gains), extra, temps=temps)
+        return self.apply(name, (x, *gains), x.shape, "float32", (x, *gains), extra, temps=temps, kind=c.norm)
 
     def head_norm(self, x):
         """RMSNorm over each head, without a gain."""
@@ -191,15 +200,17 @@ class Tape:
         temps = [(x.shape, "float32")] * (
             1 if x.dtype == "float32" else 2
         )  # the normed input, the result before its cast
-        return self.apply(f"{x.name} normed", (x,), x.shape, "float32", (x,), (rstd,), temps=temps)
+        return self.apply(f"{x.name} normed", (x,), x.shape, "float32", (x,), (rstd,), temps=temps, kind="head norm")
 
     def split(self, x, shapes):
         """Return views of x; their gradients are joined in a buffer of their own."""
         views = [Buffer(name, shape, x.dtype, base=x) for name, shape in shapes.items()]
+        self.emit(f"split {x.name}", (x,), views, computes=("split", (x, *views), views[0]))
 
         def gradient():
             joined = Buffer(f"gradient of {x.name}", x.shape, x.dtype)
-            self.emit(f"join gradients of {x.name}", [self.gradient.pop(view) for view in views], (joined,))
+            gradients = [self.gradient.pop(view) for view in views]
+            self.emit(f"join gradients of {x.name}", gradients, (joined,), computes=("split", (x, *views), joined))
             self.arrive(x, joined)
 
         self.on_backward(gradient)
@@ -208,14 +219,15 @@ class Tape:
     def add(self, x, branch):
         """x + branch in x's dtype: its gradient is x's as it is, and the branch's after a cast, or a sum over B."""
         y = Buffer("sum", x.shape, x.dtype)
-        self.emit(f"add {branch.name}", (x, branch), (y,))
+        computes = ("add", (x, branch), y)
+        self.emit(f"add {branch.name}", (x, branch), (y,), computes=computes)
 
         def gradient():
             dy = result = self.gradient.pop(y)
             self.arrive(x, dy)
             if (branch.shape, branch.dtype) != (x.shape, x.dtype):
                 result = Buffer(f"gradient of {branch.name}", branch.shape, branch.dtype)
-                self.emit(result.name, (dy,), (result,))
+                self.emit(result.name, (dy,), (result,), computes=computes)
             self.arrive(branch, result)
 
         self.on_backward(gradient)
@@ -241,7 +253,7 @@ def attention(tape, x, name):
         q, k = tape.head_norm(q), tape.head_norm(k)
     if c.pos == "rope":
         q, k = (tape.cast(part, "float32") for part in (q, k))
-        q, k = (tape.apply(f"{part.name} rotated", (part,), part.shape, "float32") for part in (q, k))
+        q, k = (tape.apply(f"{part.name} rotated", (part,), part.shape, "float32", kind="rotate") for part in (q, k))
     dtype = operation_dtype("attention", c.dtype, tape.device.kind)
     q, k, v = (tape.cast(part, dtype) for part in (q, k, v))
     if tape.past is not None:
@@ -277,10 +289,10 @@ def scaled_dot_product(tape, q, k, v, dtype):
         lse = Buffer("log-sum-exp", (B, H, T), "float32")
         return tape.apply("attention", (q, k, v), shape, dtype, (q, k, v, "output"), (lse,), both, back)
     if c.n_kv_head != H:
-        k, v = (tape.apply(f"{part.name} repeated", (part,), q.shape, dtype) for part in (k, v))
+        k, v = (tape.apply(f"{part.name} repeated", (part,), q.shape, dtype, kind="repeat") for part in (k, v))
     else:
         v = tape.apply("v by heads", (v,), v.shape, dtype)  # contiguous, for the batched matmul
-    q, k = (tape.apply(f"{part.name} scaled", (part,), part.shape, dtype) for part in (q, k))
+    q, k = (tape.apply(f"{part.name} scaled", (part,), part.shape, dtype, kind="scale") for part in (q, k))
     weights = (B, H, T, T)
     logits = tape.apply("scores", (q, k), weights, dtype, (q, k), matmuls=[scores], back=[values, values])
     softmax = tape.apply("softmax", (logits,), weights, dtype, ("output",))
@@ -365,9 +377,14 @@ def loss(tape, x, targets):
 
 
 def optimizer(tape):
-    """AdamW: one tensor of the parameter's size beside the moments while it is updated; gradients die at the end."""
+    """The gradients' norm, for clipping; then AdamW, with one tensor of the parameter's size beside the moments while
+    that is updated. Gradients die at the end.
+    """
     tape.group = tape.phase = "optimizer"
     states = []
+    for p, grad in tape.grads.items():
+        tape.repeat, norm = p.repeat, Buffer("norm", (), "float32")
+        tape.emit(f"norm of gradient of {p.name}", (grad,), (norm,), computes=("gradient norm", (p,), norm))
     for p, grad in tape.grads.items():
         tape.repeat = p.repeat
         moments = [
@@ -375,10 +392,10 @@ def optimizer(tape):
             for moment in ("exp_avg", "exp_avg_sq")
         ]
         scratch = Buffer(f"update of {p.name}", p.shape, "float32")
-        tape.emit(f"update {p.name}", (p, grad, *moments), (p, *moments, scratch))
+        tape.emit(f"update {p.name}", (p, grad, *moments), (p, *moments, scratch), computes=("update", (p,), p))
         states += moments
     tape.repeat = 1
-    tape.emit(FREE, tuple(tape.grads.values()), ())
+    tape.emit("free gradients", tuple(tape.grads.values()), ())
     return states
 
 

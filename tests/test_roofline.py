@@ -65,7 +65,7 @@ def test_the_ridge_of_an_h100():
 def test_an_operation_takes_the_longer_of_its_two_bounds():
     thousand = Buffer("x", (1000,), "float32")
     by_compute = Op("a", "", "", (), (), ((1, 100, 100, 100),))
-    by_memory = Op("b", "", "", (thousand,), (), ((1, 10, 10, 10),))
+    by_memory = Op("b", "", "", (), (thousand,), ((1, 10, 10, 10),))
     assert by_compute.least_seconds(1e6, 1e3) == 2.0 and by_memory.least_seconds(1e6, 1e3) == 4.0
 
 
