@@ -60,9 +60,14 @@ def report(config, device, prediction):
     alive = sorted(memory["at_peak"].items(), key=lambda item: -item[1])
     yield from (f"    {name:<25}{mib(n):>12}" for name, n in alive if n >= 0.005 * memory["peak"])
     if time["step_s"]:
+        basis = {
+            "timed": f"{time['mfu']:.0%} of the peak, from its operations, each timed here",
+            "estimated": f"{time['mfu']:.0%} of the peak, from operations timed here, some of other shapes",
+            "assumed": f"at an assumed {time['mfu']:.0%} of the peak (--mfu)",
+        }[time["basis"]]
         yield (
             f"time        {duration(time['step_s'])} a step, {time['tokens_per_s']:,.0f} tokens/s, "
-            f"{duration(time['total_s'])} in all, at an assumed {time['mfu']:.0%} of the peak (--mfu)"
+            f"{duration(time['total_s'])} in all, {basis}"
         )
         if time["least_s"]:
             least = duration(time["least_s"])
@@ -124,7 +129,7 @@ class Options:
 
     gpu: str | None = None  # a card of the table, such as h100-sxm; None: this machine
     memory: str | None = field(default=None, metadata={"bare": ""})  # what may be used, as 39.5GiB; bare: the timeline
-    mfu: float = ASSUMED_MFU  # fraction of the peak that the step is assumed to reach
+    mfu: float | None = None  # fraction of the peak; None: of operations timed here where there are such, else 0.4
     roofline: bool = False  # where the time goes: each group's FLOPs, bytes and bound, and those of generation
     explain: bool = False  # every formula with its numbers put in, instead of the report
     tensors: bool = False  # what a tensor is: pointers, strides, views and copies; what a dtype holds and loses
@@ -149,7 +154,7 @@ def main(argv):
 
         print(json.dumps(tensors.everything(), indent=2) if options.json else "\n".join(tensors.lines()))
         return 0
-    require(0 < options.mfu <= 1, f"--mfu={options.mfu} must lie in (0, 1]")
+    check_mfu(options.mfu)
     device = local_device(config.device) if options.gpu is None else accelerator(options.gpu)
     memory_bytes = parse_memory(options.memory or None)
     check_questions(options)
@@ -178,6 +183,10 @@ def main(argv):
     return 0
 
 
+def check_mfu(mfu):
+    require(mfu is None or 0 < mfu <= 1, f"--mfu={mfu} must lie in (0, 1]")
+
+
 def check_questions(o):
     """Raise ConfigError where options ask two questions at once, or one is without its own."""
     require((o.params is None) == (o.tokens is None), "--params and --tokens go together")
@@ -191,19 +200,19 @@ def check_questions(o):
 
 def plan(config, o, device, memory_bytes, flags):
     """Return (result, lines) of a question that planning.py answers, or None where none was asked."""
-    p = planning
+    p, mfu = planning, o.mfu or ASSUMED_MFU
     if o.params is not None:
-        result = p.napkin(o.params, o.tokens, device, o.n_gpus, o.mfu, o.price)
-        return {"time": result}, p.napkin_lines(result, device, o.n_gpus, o.mfu)
+        result = p.napkin(o.params, o.tokens, device, o.n_gpus, mfu, o.price)
+        return {"time": result}, p.napkin_lines(result, device, o.n_gpus, mfu)
     if o.max_params:
         n = p.max_params(device, o.n_gpus, o.bytes_per_param, memory_bytes)
         return {"max_params": n}, p.max_params_lines(n, o.bytes_per_param)
     if o.plan:
-        result = p.plan(device, o.hours, o.mfu, memory_bytes)
+        result = p.plan(device, o.hours, mfu, memory_bytes)
         return result, p.plan_lines(result)
     if o.compare:
-        rows = p.compare_cards(config, o.mfu)
-        return rows, p.compare_cards_lines(rows, o.mfu)
+        rows = p.compare_cards(config, mfu)
+        return rows, p.compare_cards_lines(rows, mfu)
     if o.vs is not None:
         other = Config(**read_file(o.vs) | flags)
         result = p.compare(resolve(config, device), resolve(other, device), device, memory_bytes, o.mfu)

@@ -28,6 +28,8 @@ class Device:
     bandwidth: float | None = None  # of its memory, bytes/s
     source: str = "unknown"  # of the peaks
     dtypes: tuple[str, ...] = ("float32",)  # matmuls it has in hardware, whether or not their peak is known
+    # operations timed on it: what -> shapes -> (FLOPs, bytes, seconds), by the key of schedule.py's operations
+    op_times: Mapping[str, Mapping[str, list]] = field(default_factory=dict, hash=False, repr=False)
 
     def has_matmul(self, dtype):
         """Return whether the hardware multiplies matrices of this dtype; a measured peak alone does not say so."""
@@ -233,6 +235,8 @@ def read_local(path=LOCAL_FILE):
         entries = json.loads(Path(path).read_text(encoding="utf-8"))
         devices = {name: Device(**entry | {"dtypes": tuple(entry["dtypes"])}) for name, entry in entries.items()}
         figures = [x for device in devices.values() for x in (*device.peak_flops.values(), device.bandwidth or 1)]
+        times = [time for device in devices.values() for known in device.op_times.values() for time in known.values()]
+        figures += [seconds for _, _, seconds in times]
         return devices if all(0 < x < math.inf for x in figures) else {}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
@@ -243,7 +247,9 @@ def write_local(device, path=LOCAL_FILE):
     devices = read_local(path)
     if earlier := devices.get(device.name):
         peaks, bandwidth = {**earlier.peak_flops, **device.peak_flops}, device.bandwidth or earlier.bandwidth
-        device = dataclasses.replace(device, peak_flops=peaks, bandwidth=bandwidth)
+        times = {w: {**earlier.op_times.get(w, {}), **device.op_times.get(w, {})}
+                 for w in (*earlier.op_times, *device.op_times)}  # fmt: skip
+        device = dataclasses.replace(device, peak_flops=peaks, bandwidth=bandwidth, op_times=times)
     entries = {name: dataclasses.asdict(entry) for name, entry in {**devices, device.name: device}.items()}
     unfinished = Path(f"{path}.{os.getpid()}")  # renamed when complete, so that no reader sees half a file
     unfinished.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
@@ -257,6 +263,7 @@ def with_measured(device, path=LOCAL_FILE):
         return device
     peaks = {**measured.peak_flops, **device.peak_flops}
     bandwidth = device.bandwidth or measured.bandwidth
+    device = dataclasses.replace(device, op_times=measured.op_times)
     if peaks == device.peak_flops and bandwidth == device.bandwidth:
         return device
     source = measured.source if device.source == "unknown" else f"{device.source}; {measured.source}"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ from hardware import operation_dtype
 from schedule import SIZES, Schedule, schedule
 
 ASSUMED_MFU = 0.4  # of a step nobody has measured yet: what a well-kept trainer reaches on one GPU
+# How far measured step times may be from predicted ones: all operations timed; some estimated from others; assumed MFU.
+TIMED_BAND, ESTIMATED_BAND, ASSUMED_BAND = 0.15, 0.25, 0.5
 
 
 # --- folds
@@ -108,26 +111,12 @@ CATEGORIES = {
 }
 
 
-def predict(config, device, memory_bytes=None, mfu=ASSUMED_MFU):
+def predict(config, device, memory_bytes=None, mfu=None):
     """Return all figures of a run as a nested dict: counts, FLOPs and bytes are integers, times seconds or None."""
     s = schedule(config, device)
     model, flops, memory = parameters(s), step_flops(s), step_memory(s)
     memory["available"] = memory_bytes or device.memory_bytes
-    peak, bandwidth, step_s, least_s = device.peak(config.dtype), device.bandwidth, None, None
-    if peak:
-        step_s = flops["per_step"] / (peak * mfu)
-    if peak and bandwidth:
-        least_s = sum(op.least_seconds(peak, bandwidth) * op.times for op in s.ops)
-    time = {
-        "mfu": mfu,
-        "peak_flops": peak,
-        "peak_source": device.source,
-        "step_s": step_s,
-        "least_s": least_s,  # each operation alone at its bound, none fused and nothing in a cache
-        "tokens_per_s": step_s and config.tokens_per_step / step_s,
-        "total_s": step_s and step_s * config.max_iters,
-        "days": step_s and step_s * config.max_iters / 86400,
-    }
+    time = step_time(s, flops["per_step"], mfu)
     fits = memory["peak"] <= memory["available"] if memory["available"] else None
     return {"model": model, "flops": flops, "memory": memory, "time": time, "fits": fits}
 
@@ -188,6 +177,69 @@ def step_memory(s):
         "peak_at": f"{t.peak_op.phase}, {t.peak_op.name}",
         "at_peak": dict(at_peak),
     }
+
+
+# --- time
+
+
+def step_time(s, flops, mfu=None):
+    """Return the seconds of a step and a run, and what they rest on; None where nothing is known.
+
+    Where operations were timed on the device, they are summed; else FLOPs over the peak, times an assumed MFU: the one
+    given, which always counts, or ASSUMED_MFU. `band` is how far the measured time may be from it, as a fraction.
+    """
+    c, device = s.config, s.device
+    peak, bandwidth = device.peak(c.dtype), device.bandwidth
+    step_s = least_s = None
+    basis, band = "assumed", ASSUMED_BAND
+    if mfu is None and device.op_times and peak and bandwidth:
+        found = [(*expected_seconds(op, device, peak, bandwidth), op) for op in s.ops if op.kind]
+        step_s = sum(seconds * op.times for seconds, _, op in found)
+        basis, band = ("timed", TIMED_BAND) if all(timed for _, timed, _ in found) else ("estimated", ESTIMATED_BAND)
+        mfu = flops / (step_s * peak)
+    elif peak:
+        mfu = mfu or ASSUMED_MFU
+        step_s = flops / (peak * mfu)
+    if peak and bandwidth:
+        least_s = sum(op.least_seconds(peak, bandwidth) * op.times for op in s.ops)
+    return {
+        "basis": basis,
+        "band": band,
+        "mfu": mfu or ASSUMED_MFU,
+        "peak_flops": peak,
+        "peak_source": device.source,
+        "step_s": step_s,
+        "least_s": least_s,  # each operation alone at its bound, none fused and nothing in a cache
+        "tokens_per_s": step_s and c.tokens_per_step / step_s,
+        "total_s": step_s and step_s * c.max_iters,
+        "days": step_s and step_s * c.max_iters / 86400,
+    }
+
+
+def expected_seconds(op, device, peak, bandwidth):
+    """Return the seconds of an operation, once, and whether just this one was timed on the device.
+
+    If not, it takes as many times its own roofline as those three take theirs that are nearest in FLOPs and bytes; of
+    the same kind and dtypes, if there are such.
+    """
+    what, shapes = op.key
+    known = device.op_times.get(what)
+    if known and shapes in known:
+        return known[shapes][2], True
+    if op.flops == op.bytes == 0:
+        return 0.0, True
+
+    def roofline(flops, n_bytes):
+        return flops / peak + n_bytes / bandwidth + 5e-6  # the last for the call
+
+    def distance(flops, n_bytes):
+        return math.hypot(math.log((1 + flops) / (1 + op.flops)), math.log((1 + n_bytes) / (1 + op.bytes)))
+
+    pool = known.values() if known else itertools.chain(*(times.values() for times in device.op_times.values()))
+    nearest = sorted((distance(f, b), seconds / roofline(f, b)) for f, b, seconds in pool)[:3]
+    weights = [1 / (d * d + 1e-3) for d, _ in nearest]
+    log = sum(w * math.log(ratio) for w, (_, ratio) in zip(weights, nearest, strict=True)) / sum(weights)
+    return roofline(op.flops, op.bytes) * math.exp(log), False
 
 
 # --- what fits

@@ -74,6 +74,14 @@ class Op:
         return max(self.flops / peak, self.bytes / bandwidth)
 
     @property
+    def key(self):
+        """Return (what, of which shapes) as text: operations of one key take the same time."""
+        buffers = (*self.inputs, self.output)
+        dtypes, shapes = [b.dtype for b in buffers], ["x".join(map(str, b.shape)) or "1" for b in buffers]
+        kind = f"{self.kind} gradient" if self.phase == "backward" else self.kind
+        return f"{kind}: {', '.join(dtypes[:-1])} -> {dtypes[-1]}", f"{', '.join(shapes[:-1])} -> {shapes[-1]}"
+
+    @property
     def touched(self):
         return {buffer.storage: None for buffer in self.reads + self.writes}  # a set that keeps its order
 
@@ -89,7 +97,10 @@ class Tape:
     def __init__(self, config, device, past=None):
         self.config, self.device = config, device
         self.past = past  # positions in the key-value cache; None: training, which has none
-        self.caches, self.copies = [], {}
+        self.caches, self.copies, self.angles = [], {}, ()
+        if config.model == "transformer" and config.pos == "rope":
+            table = (config.block_size, 1, config.head_dim // 2)
+            self.angles = tuple(Buffer(name, table, "float32", "table") for name in ("cos", "sin"))
         self.ops, self.undo = [], []
         self.params, self.uses = {}, Counter()
         self.gradient, self.grads = {}, {}  # on their way, by buffer; complete, by parameter
@@ -105,15 +116,19 @@ class Tape:
         op = Op(name, *where, tuple(reads), tuple(writes), tuple(matmuls), times, self.layer, self.repeat, *computes)
         self.ops.append(op)
 
-    def apply(self, name, inputs, shape, dtype, saved=(), extra=(), matmuls=(), back=(), temps=(), kind=None):
+    def apply(
+        self, name, inputs, shape, dtype, saved=(), extra=(), matmuls=(), back=(), temps=(), kind=None, constants=()
+    ):
         """Record an operation and return its output.
 
         saved: what its gradient reads, "output" standing for the output; extra: further outputs, saved as well; back:
-        the matmuls of its gradient; temps: (shape, dtype) of buffers that live only while the gradient is computed.
+        the matmuls of its gradient; temps: (shape, dtype) of buffers that live only while the gradient is computed;
+        constants: what it reads beside its inputs, and what has no gradient.
         """
         y = Buffer(name, tuple(shape), dtype)
-        saved, computes = tuple(y if s == "output" else s for s in saved) + tuple(extra), (kind or name, inputs, y)
-        self.emit(name, inputs, (y, *extra), matmuls, computes)
+        saved = tuple(y if s == "output" else s for s in saved) + tuple(extra)
+        computes = (kind or name, (*inputs, *constants), y)
+        self.emit(name, (*inputs, *constants), (y, *extra), matmuls, computes)
 
         def gradient():
             dy = self.gradient.pop(y)
@@ -210,7 +225,7 @@ class Tape:
         def gradient():
             joined = Buffer(f"gradient of {x.name}", x.shape, x.dtype)
             gradients = [self.gradient.pop(view) for view in views]
-            self.emit(f"join gradients of {x.name}", gradients, (joined,), computes=("split", (x, *views), joined))
+            self.emit(f"join gradients of {x.name}", gradients, (joined,), computes=("split", (x, *views), views[0]))
             self.arrive(x, joined)
 
         self.on_backward(gradient)
@@ -253,7 +268,8 @@ def attention(tape, x, name):
         q, k = tape.head_norm(q), tape.head_norm(k)
     if c.pos == "rope":
         q, k = (tape.cast(part, "float32") for part in (q, k))
-        q, k = (tape.apply(f"{part.name} rotated", (part,), part.shape, "float32", kind="rotate") for part in (q, k))
+        rotate = {"saved": tape.angles, "constants": tape.angles, "kind": "rotate"}
+        q, k = (tape.apply(f"{part.name} rotated", (part,), part.shape, "float32", **rotate) for part in (q, k))
     dtype = operation_dtype("attention", c.dtype, tape.device.kind)
     q, k, v = (tape.cast(part, dtype) for part in (q, k, v))
     if tape.past is not None:
@@ -352,7 +368,7 @@ def embedding(tape, idx):
     B, T, C, m = c.batch_size, c.block_size, c.n_embd, c.mlp_context
     tape.group = "embedding"
     table = tape.param("wte", c.vocab_size, C)
-    x = tape.apply("embedding", (table,), (B, T, C), "float32", (idx,))
+    x = tape.apply("embedding", (table,), (B, T, C), "float32", (idx,), constants=(idx,))
     tape.ops[-1].reads = (idx, Buffer("rows of wte", x.shape, "float32", base=table))  # not the whole table
     if c.model == "mlp":
         x = tape.apply("padded", (x,), (B, T + m - 1, C), "float32")
@@ -373,7 +389,8 @@ def loss(tape, x, targets):
     tape.group = "loss"
     logits = tape.cast(logits, "float32")
     log_softmax = tape.apply("log-softmax", (logits,), (rows, V), "float32", ("output",))
-    return tape.apply("loss", (log_softmax,), (), "float32", (targets,), (Buffer("number of targets", (), "float32"),))
+    n_targets = Buffer("number of targets", (), "float32")
+    return tape.apply("loss", (log_softmax,), (), "float32", (targets,), (n_targets,), constants=(targets,))
 
 
 def optimizer(tape):
@@ -428,10 +445,7 @@ def schedule(config, device, whole=False):
         tape.backward(loss(tape, tape.norm("norm", x), targets))
     tape.micro_steps = 1
     states = optimizer(tape)
-    standing = [*tape.params.values(), *states, idx, targets]
-    if config.model == "transformer" and config.pos == "rope":
-        table = (config.block_size, config.head_dim // 2)
-        standing += [Buffer(name, table, "float32", "table") for name in ("cos", "sin")]
+    standing = [*tape.params.values(), *states, idx, targets, *tape.angles]
     return Schedule(config, device, tape.ops, tape.params, standing)
 
 
@@ -452,5 +466,5 @@ def generation(config, device, batch_size, new, past):
     last = Buffer("last position", (batch_size, config.n_embd), "float32", base=x)
     weight = tape.param("wte" if config.tie_weights else "head", config.vocab_size, config.n_embd)
     tape.linear("logits", last, config.vocab_size, weight=weight)
-    standing = [*tape.params.values(), *tape.copies.values(), *tape.caches, idx]
+    standing = [*tape.params.values(), *tape.copies.values(), *tape.caches, *tape.angles, idx]
     return Schedule(config, device, tape.ops, tape.params, standing)

@@ -6,9 +6,9 @@ What the run will take is printed before anything big is allocated; what it took
 import sys
 from dataclasses import asdict, dataclass
 
-from accounting import refuse_what_cannot_fit, report
+from accounting import check_mfu, refuse_what_cannot_fit, report
 from config import ROOT, ConfigError, command, dump, load, require, resolve
-from prediction import ASSUMED_MFU, predict
+from prediction import predict
 from units import mib, parse_memory
 
 
@@ -18,7 +18,7 @@ class Options:
 
     overwrite: bool = False  # discard the earlier run in out_dir
     memory: str | None = None  # what may be used, such as 39.5GiB; None: what the device has free
-    mfu: float = ASSUMED_MFU  # fraction of the peak that a step is predicted to reach
+    mfu: float | None = None  # fraction of the peak a step is predicted to reach; None: times its operations, or 0.4
 
 
 if __name__ == "__main__":  # before torch is imported, so that --help and a typo are answered at once
@@ -42,9 +42,10 @@ import torch
 import checkpoint
 from data.loader import Dataset, Loader, keyed
 from ledger import Log, evaluation_line
-from measure import counted_flops, find_device, profiled_peak, standing_bytes, with_ceiling
+from measure import counted_flops, find_device, keep_freed_memory, profiled_peak, standing_bytes, with_ceiling
 from model import build
 from optimizer import AdamW, LossScale, clip_factor, gradient_norm, learning_rate, parameter_groups
+from timing import with_operation_times
 from tokenizer import Tokenizer
 
 # what a checkpoint's weights fit to
@@ -59,12 +60,13 @@ def main(argv):
     # --- set-up, and what the run will take
     config, options = load(argv, Options)
     require(os.environ.get("WORLD_SIZE", "1") == "1", "this version trains in one process; start it without torchrun")
-    require(0 < options.mfu <= 1, f"--mfu={options.mfu} must lie in (0, 1]")
+    check_mfu(options.mfu)
     require(
         not config.wandb_log or importlib.util.find_spec("wandb"),
         "wandb_log=True needs the wandb package; --wandb_log=False logs without it",
     )
     memory_bytes = parse_memory(options.memory)
+    keep_freed_memory()
     device, record = find_device(config.device)
     find_data(config)
     config = resolve(config, record)
@@ -73,10 +75,13 @@ def main(argv):
     saved = find_checkpoint(config, options, out_dir)
     record = with_ceiling(record, device, config.dtype)
     prediction = predict(config, record, memory_bytes, options.mfu)
+    if options.mfu is None and prediction["fits"] is not False:
+        record = with_operation_times(record, device, config, prediction["time"]["total_s"])
+        prediction = predict(config, record, memory_bytes)
     preflight(config, record, prediction, dataset, saved["state"]["step"] if saved else 0)
 
     try:
-        return train(config, options, device, dataset, saved, prediction, out_dir)
+        return train(config, options, device, record, dataset, saved, prediction, out_dir)
     except torch.OutOfMemoryError as error:
         peak, available = prediction["memory"]["peak"], prediction["memory"]["available"]
         raise ConfigError(
@@ -85,7 +90,7 @@ def main(argv):
         ) from None
 
 
-def train(config, options, device, dataset, saved, prediction, out_dir):
+def train(config, options, device, record, dataset, saved, prediction, out_dir):
     """Train, or evaluate only; return the exit status."""
     first_step = saved["state"]["step"] if saved else 0
     best = saved["state"]["best_val_loss"] if saved else None
@@ -110,7 +115,7 @@ def train(config, options, device, dataset, saved, prediction, out_dir):
 
     # --- the run's folder, log and data
     open_folder(out_dir, config, options.overwrite)
-    log = Log(config, prediction, device, first_step)
+    log = Log(config, prediction, device, record, first_step)
     loader = Loader(dataset, config, device, first_step)
     stop = StopSignals()
 
@@ -165,7 +170,8 @@ def train(config, options, device, dataset, saved, prediction, out_dir):
                 break
             log.begin_step()
             if step == profiled:
-                measured["peak_bytes"], figures = profiled_peak(lambda: train_step(step), standing, device)  # noqa: B023
+                found = profiled_peak(lambda: train_step(step), standing, device)  # noqa: B023
+                measured["peak_bytes"], figures, measured["timeline"] = found
             else:
                 figures = train_step(step)
             log.end_step(figures, timed=step > profiled)

@@ -148,7 +148,7 @@ def test_the_peak_is_what_the_allocator_reached(shape, accumulation):
     config = config_of(gradient_accumulation_steps=accumulation, **{**GRID, "tied, few tokens": TIED}[shape])
     step = Step(config)
     step()
-    measured, _ = profiled_peak(step, step.standing(), torch.device("cpu"))
+    measured, *_ = profiled_peak(step, step.standing(), torch.device("cpu"))
     assert 0 <= measured - Timeline(schedule(config, CPU)).peak <= SCALARS
 
 
@@ -156,7 +156,7 @@ def test_the_peak_of_a_model_of_some_size_is_within_one_percent():
     config = config_of(dtype="bfloat16", n_layer=4, n_embd=256, block_size=128, batch_size=8, vocab_size=1000)
     step = Step(config)
     step()
-    measured, _ = profiled_peak(step, step.standing(), torch.device("cpu"))
+    measured, *_ = profiled_peak(step, step.standing(), torch.device("cpu"))
     assert math.isclose(Timeline(schedule(config, CPU)).peak, measured, rel_tol=0.01)
 
 

@@ -31,8 +31,10 @@ MAY_IMPORT = {
     "data.loader": "config",
     "data.prepare": "config tokenizer",
     "measure": "config hardware",
+    "timing": "hardware measure model optimizer schedule",
     "ledger": "config measure units",
-    "train": "accounting checkpoint config data.loader ledger measure model optimizer prediction tokenizer units",
+    "train": "accounting checkpoint config data.loader ledger measure model optimizer prediction timing tokenizer "
+    "units",
     "sample": "checkpoint config measure model tokenizer",
     "report": "config hardware prediction roofline schedule units",
 }

@@ -441,7 +441,7 @@ def test_a_compiled_run_warms_up_longer_and_bounds_its_memory(run, tmp_path, mon
     printed = run(max_iters=4, compile=True)
     assert re.search(r"^compiled    in \d+\.\d s$", printed, re.M)
     assert [r["step_s"] is None for r in read_metrics(tmp_path / "out")[0]] == [True, True, False, False]
-    assert "ledger after step 3 (compiled: the predicted memory, of an eager step, is an upper bound)" in printed
+    assert "ledger after step 3 (compiled: the predicted memory and time are an eager step's, upper bounds)" in printed
 
 
 def test_the_cpu_compiles_only_when_asked(run, monkeypatch):
@@ -499,11 +499,18 @@ def test_the_ledger_holds_the_prediction_against_the_run(run, tmp_path):
     assert printed.count("ledger after step 2") == printed.count("ledger at the end") == 1
     assert printed.index("step 2/3") < printed.index("ledger after step 2") < printed.index("step 3/3")
     content = json.loads((tmp_path / "out" / "ledger.json").read_text(encoding="utf-8"))
-    assert content.keys() == {"when", "note", "rows", "prediction", "measured"} and content["when"] == "at the end"
+    assert (
+        content.keys() == {"when", "note", "rows", "device", "prediction", "measured"}
+        and content["when"] == "at the end"
+    )
     rows = {row["figure"]: row for row in content["rows"]}
     assert list(rows) == ["peak memory", "FLOPs per step", "step time", "tokens/s", "MFU", "checkpoint"]
     assert rows["peak memory"]["ratio"] == pytest.approx(1, abs=0.01) and rows["peak memory"]["within"]
     assert rows["peak memory"]["measured"] > 10 * 2**20
+    curve = content["measured"]["timeline"]
+    assert max(n_bytes for _, n_bytes in curve) == rows["peak memory"]["measured"] and 20 < len(curve) <= 100
+    assert all(0 <= a < b < 1 for (a, _), (b, _) in itertools.pairwise(curve))
+    assert content["measured"]["resident_bytes"] > rows["peak memory"]["measured"]
     assert rows["FLOPs per step"]["ratio"] == 1 and rows["FLOPs per step"]["measured"] > 0
     assert rows["step time"]["measured"] == content["measured"]["step_s"]
     flops = content["prediction"]["flops"]["per_step"]
@@ -519,8 +526,9 @@ def test_a_row_outside_its_band_is_marked():
     prediction = {
         "memory": {"peak": 10**9, "checkpoint": 2 * 10**9},
         "flops": {"per_step": 400, "tokens_per_step": 100},
-        "time": {"step_s": 1.0, "tokens_per_s": 100.0, "mfu": 0.4, "peak_flops": 1000.0},
-    }
+        "time": {"step_s": 1.0, "tokens_per_s": 100.0, "mfu": 0.4, "peak_flops": 1000.0,
+                 "basis": "assumed", "band": 0.5},
+    }  # fmt: skip
 
     def verdicts(compiled=False, **measured):
         measured = {"peak_bytes": None, "flops_per_step": None, "step_s": None, "checkpoint_bytes": None} | measured
@@ -536,6 +544,11 @@ def test_a_row_outside_its_band_is_marked():
     assert verdicts(compiled=True, peak_bytes=1051 * million) == [False]
     assert verdicts(flops_per_step=400) == [True] and verdicts(flops_per_step=401) == [False]
     assert verdicts(step_s=1.4) == [True, True, True] and verdicts(step_s=1.6) == [False, True, True]
+    assert verdicts(compiled=True, step_s=0.3) == [True] * 3 and verdicts(compiled=True, step_s=1.6)[0] is False
+    prediction["time"] |= {"basis": "timed", "band": 0.15}
+    assert (
+        verdicts(step_s=1.14) == [True] * 3 and verdicts(step_s=1.16)[0] is False and verdicts(step_s=0.84)[0] is False
+    )
     assert verdicts(checkpoint_bytes=2099 * million) == [True]
     assert verdicts(checkpoint_bytes=2101 * million) == [False]
     prediction["memory"]["peak"] = 10**5  # a model so small that a few KB of headers or scratch outweigh the band
