@@ -28,6 +28,8 @@ class Device:
     bandwidth: float | None = None  # of its memory, bytes/s
     source: str = "unknown"  # of the peaks
     dtypes: tuple[str, ...] = ("float32",)  # matmuls it has in hardware, whether or not their peak is known
+    link: float | None = None  # from the host's memory to its own, bytes/s
+    crossing: float = 0.0  # what one core takes longer to read what another one wrote, s/byte
     # operations timed on it: what -> shapes -> (FLOPs, bytes, seconds), by the key of schedule.py's operations
     op_times: Mapping[str, Mapping[str, list]] = field(default_factory=dict, hash=False, repr=False)
 
@@ -139,19 +141,30 @@ ALIASES = {
     "rtx-a6000": "a6000",
 }  # which variant a short name is taken for: the Device's name says it
 # fmt: on
+LINKS = {  # GB/s in one direction: 16 lanes of PCI Express 3, 4 and 5 (128 of 130 bits are data), NVLink-C2C
+    15.75: "v100-sxm-16gb v100-sxm-32gb v100-pcie-16gb v100-pcie-32gb t4",
+    31.5: "a10 a10g a40 a6000 a100-40gb a100-80gb a100-pcie-40gb a100-pcie-80gb rtx3090 rtx4090 rtx6000-ada l4 l40 "
+    "l40s mi250x",
+    63: "rtx5090 h20 h100-sxm h100-pcie h100-nvl h200 h200-nvl b200 mi300x mi325x mi355x",
+    450: "gh200 gb200",
+}
 BRANDS = {"nvidia", "tesla", "geforce", "amd", "instinct"}
 
 
-def device_of_row(vendor, kind, row):
+def device_of_row(vendor, kind, row, link_gb_per_s):
     """Return the Device of a row of the table, in bytes, bytes/s and FLOP/s."""
     name, dtypes, gb, gb_per_s, float32, tf32, half, fp8, source, _ = row
     tflops = {"float32": float32, "tf32": tf32, "bfloat16": half, "float16": half, "fp8": fp8}
     peaks = {dtype: round(tflops[dtype] * 1e12) for dtype in dtypes if tflops[dtype]}
-    memory, bandwidth = (x and round(x * 1e9) for x in (gb, gb_per_s))
-    return Device(f"{vendor} {name}", kind, memory, peaks, bandwidth, source or "unknown", dtypes)
+    memory, bandwidth, link = (x and round(x * 1e9) for x in (gb, gb_per_s, link_gb_per_s))
+    return Device(f"{vendor} {name}", kind, memory, peaks, bandwidth, source or "unknown", dtypes, link)
 
 
-ACCELERATORS = {key: device_of_row(*maker, row) for maker, rows in TABLE.items() for key, row in rows.items()}
+ACCELERATORS = {
+    key: device_of_row(*maker, row, next((gb for gb, keys in LINKS.items() if key in keys.split()), None))
+    for maker, rows in TABLE.items()
+    for key, row in rows.items()
+}
 DRIVER_NAMES = {row[-1]: key for rows in TABLE.values() for key, row in rows.items() if row[-1]}
 
 
@@ -234,10 +247,12 @@ def read_local(path=LOCAL_FILE):
     try:
         entries = json.loads(Path(path).read_text(encoding="utf-8"))
         devices = {name: Device(**entry | {"dtypes": tuple(entry["dtypes"])}) for name, entry in entries.items()}
-        figures = [x for device in devices.values() for x in (*device.peak_flops.values(), device.bandwidth or 1)]
-        times = [time for device in devices.values() for known in device.op_times.values() for time in known.values()]
-        figures += [seconds for _, _, seconds in times]
-        return devices if all(0 < x < math.inf for x in figures) else {}
+        for d in devices.values():
+            times = [seconds for known in d.op_times.values() for _, _, seconds in known.values()]
+            figures = [*d.peak_flops.values(), *times, d.bandwidth or 1, d.link or 1]
+            if not (all(0 < x < math.inf for x in figures) and 0 <= d.crossing < math.inf):
+                return {}
+        return devices
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
 
@@ -249,7 +264,9 @@ def write_local(device, path=LOCAL_FILE):
         peaks, bandwidth = {**earlier.peak_flops, **device.peak_flops}, device.bandwidth or earlier.bandwidth
         times = {w: {**earlier.op_times.get(w, {}), **device.op_times.get(w, {})}
                  for w in (*earlier.op_times, *device.op_times)}  # fmt: skip
-        device = dataclasses.replace(device, peak_flops=peaks, bandwidth=bandwidth, op_times=times)
+        device = dataclasses.replace(
+            device, peak_flops=peaks, bandwidth=bandwidth, link=device.link or earlier.link, op_times=times
+        )
     entries = {name: dataclasses.asdict(entry) for name, entry in {**devices, device.name: device}.items()}
     unfinished = Path(f"{path}.{os.getpid()}")  # renamed when complete, so that no reader sees half a file
     unfinished.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
@@ -263,7 +280,9 @@ def with_measured(device, path=LOCAL_FILE):
         return device
     peaks = {**measured.peak_flops, **device.peak_flops}
     bandwidth = device.bandwidth or measured.bandwidth
-    device = dataclasses.replace(device, op_times=measured.op_times)
+    device = dataclasses.replace(
+        device, link=device.link or measured.link, crossing=measured.crossing, op_times=measured.op_times
+    )
     if peaks == device.peak_flops and bandwidth == device.bandwidth:
         return device
     source = measured.source if device.source == "unknown" else f"{device.source}; {measured.source}"

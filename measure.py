@@ -6,6 +6,7 @@ These are the figures that predictions are held against, and that no table knows
 import contextlib
 import ctypes
 import dataclasses
+import math
 import os
 import sys
 import time
@@ -18,7 +19,7 @@ import hardware
 from config import ConfigError, require
 from hardware import Device
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or the profiler writes two lines of its own to stderr
 
 
@@ -75,49 +76,81 @@ def matmul_ceiling(device: torch.device, dtype: str, budget_s: float = 1.0) -> t
     n is 2,048, or the largest power of two below whose matmul does not take the whole budget: float16 on a CPU is
     hundreds of times slower than float32.
     """
-    best_s = 0.0
+    flops = math.inf
     for n in (256, 512, 1024, 2048):
-        if best_s * 8 > budget_s / 4:  # what the next size would take
-            return 2 * (n // 2) ** 3 / best_s, n // 2
-        a, b = (torch.randn(n, n, device=device).to(getattr(torch, dtype)) for _ in range(2))
-        a @ b  # the first one sets things up
-        best_s, end = float("inf"), time.perf_counter() + (budget_s if n == 2048 else 0)
-        for _ in range(1000):
-            synchronize(device)
-            start = time.perf_counter()
-            a @ b
-            synchronize(device)
-            best_s = min(best_s, time.perf_counter() - start)
-            if time.perf_counter() > end:
-                break
-    return 2 * n**3 / best_s, n
+        if 2 * n**3 / flops > budget_s / 4:
+            return flops, n // 2
+        flops = matmul_flops(device, dtype, n, budget_s if n == 2048 else 0.0)
+    return flops, n
+
+
+def matmul_flops(device: torch.device, dtype: str, n: int, budget_s: float = 0.5) -> float:
+    """Return the best FLOP/s seen of n x n x n matmuls within about budget_s seconds."""
+    a, b = (torch.randn(n, n, device=device).to(getattr(torch, dtype)) for _ in range(2))
+    a @ b  # the first one sets things up
+    return 2 * n**3 / best_seconds(lambda: a @ b, device, budget_s)
+
+
+def best_seconds(run, device: torch.device, budget_s: float) -> float:
+    """Return the least seconds of a few runs within about budget_s seconds."""
+    best_s, end = math.inf, time.perf_counter() + budget_s
+    for _ in range(1000):
+        synchronize(device)
+        start = time.perf_counter()
+        run()
+        synchronize(device)
+        best_s = min(best_s, time.perf_counter() - start)
+        if time.perf_counter() > end:
+            break
+    return best_s
 
 
 def copy_bandwidth(device: torch.device, n_bytes: int = 2**27) -> float:
     """Return the best bytes/s seen of a copy, each byte read once and written once."""
     source = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    best_s = float("inf")
-    for _ in range(8):
-        synchronize(device)
+    return 2 * n_bytes / best_seconds(lambda: target.copy_(source), device, 0.2)
+
+
+def host_bandwidth(device: torch.device, pinned: bool, n_bytes: int = 2**27) -> float:
+    """Return the best bytes/s seen of a copy from the host, which is pinned memory's only on request."""
+    source = torch.zeros(n_bytes, dtype=torch.uint8, pin_memory=pinned)
+    target = torch.empty_like(source, device=device)
+    return n_bytes / best_seconds(lambda: target.copy_(source, non_blocking=True), device, 0.2)
+
+
+def crossing_seconds(device: torch.device) -> float:
+    """Return how much longer a CPU's cores take, per byte, to read what another core wrote than what they wrote.
+
+    Both are a copy of 512 KiB: row by row as written, and with the rows in reverse order, so that each core reads the
+    other's half. It depends on where the system put the threads, and may change while a program runs.
+    """
+    if device.type != "cpu":
+        return 0.0
+    x, out = torch.zeros(256, 512), torch.empty(256, 512)
+    rows = torch.arange(256)
+
+    def seconds(order):
+        x.add_(1)
         start = time.perf_counter()
-        target.copy_(source)
-        synchronize(device)
-        best_s = min(best_s, time.perf_counter() - start)
-    return 2 * n_bytes / best_s
+        torch.index_select(x, 0, order, out=out)
+        return time.perf_counter() - start
+
+    own, other = (sorted(seconds(order) for _ in range(60))[30] for order in (rows, rows.flip(0)))
+    return max(0.0, other - own) / (x.numel() * x.element_size())
 
 
 def keep_freed_memory():
-    """Have glibc's allocator keep what is freed, up to 32 MiB a tensor, for the next step: it takes fewer page faults.
+    """Have glibc's allocator keep what is freed for the next step, instead of giving it back to the system.
 
-    By default it gives memory back to the system at the end of each step's backward, and each step has it mapped and
-    zeroed anew, page by page: up to a tenth of the step of a small model.
+    By default each step has its memory mapped and zeroed anew, page by page: a tenth of a small model's step, and a
+    third of GPT-2's at batch 1, whose logits take hundreds of MB.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # another C library
             libc = ctypes.CDLL("libc.so.6")
-            libc.mallopt(M_MMAP_THRESHOLD, 2**25)
-            libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+            libc.mallopt(M_MMAP_MAX, 0)
+            libc.mallopt(M_TRIM_THRESHOLD, -1)  # never
 
 
 def synchronize(device: torch.device):

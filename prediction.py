@@ -185,7 +185,8 @@ def step_memory(s):
 def step_time(s, flops, mfu=None):
     """Return the seconds of a step and a run, and what they rest on; None where nothing is known.
 
-    Where operations were timed on the device, they are summed; else FLOPs over the peak, times an assumed MFU: the one
+    Where operations were timed on the device, they are summed, with what a CPU's cores take longer where one reads what
+    another wrote, which an operation run alone does not meet; else FLOPs over the peak, times an assumed MFU: the one
     given, which always counts, or ASSUMED_MFU. `band` is how far the measured time may be from it, as a fraction.
     """
     c, device = s.config, s.device
@@ -195,6 +196,7 @@ def step_time(s, flops, mfu=None):
     if mfu is None and device.op_times and peak and bandwidth:
         found = [(*expected_seconds(op, device, peak, bandwidth), op) for op in s.ops if op.kind]
         step_s = sum(seconds * op.times for seconds, _, op in found)
+        step_s += device.crossing * sum(op.cached_bytes * op.times for op in s.ops)
         basis, band = ("timed", TIMED_BAND) if all(timed for _, timed, _ in found) else ("estimated", ESTIMATED_BAND)
         mfu = flops / (step_s * peak)
     elif peak:

@@ -69,6 +69,11 @@ class Op:
             return 0
         return sum(buffer.bytes for buffer in (*self.reads, *self.writes))
 
+    @property
+    def cached_bytes(self):
+        """Bytes of those buffers that may still be in a cache when the next operation reads them."""
+        return sum(buffer.bytes for buffer in (*self.reads, *self.writes) if self.bytes and buffer.bytes <= 2**24)
+
     def least_seconds(self, peak, bandwidth):
         """Return what it takes at least, once: peak in FLOP/s and bandwidth in bytes/s bound it both."""
         return max(self.flops / peak, self.bytes / bandwidth)

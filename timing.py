@@ -16,7 +16,7 @@ from einops import rearrange
 
 import hardware
 from hardware import Device
-from measure import synchronize
+from measure import crossing_seconds, synchronize
 from model import RMSNormFunction, rotate
 from optimizer import AdamW
 from schedule import schedule
@@ -164,6 +164,7 @@ def with_operation_times(record: Device, device: torch.device, config, run_s: fl
     """
     if device.type != "cpu" or not record.bandwidth:
         return record
+    record = replace(record, crossing=crossing_seconds(device))
     missing = not_timed(schedule(config, record).ops, record)
     cost = sum(0.015 + 3 * RUNS * ROUNDS * op.least_seconds(record.peak(config.dtype), record.bandwidth)
                for op in missing.values())  # fmt: skip

@@ -352,6 +352,17 @@ def test_writing_keeps_other_devices_and_other_figures(tmp_path):
     assert found[CPU.name].bandwidth == 2e10 and found[CPU.name].source == "again"
 
 
+def test_times_of_operations_are_kept_beside_earlier_ones(tmp_path):
+    path = tmp_path / "hardware.local.json"
+    first = {"linear": {"2x3": [1, 2, 0.5], "4x5": [3, 4, 0.25]}}
+    hardware.write_local(dataclasses.replace(MEASURED, op_times=first, crossing=1e-11), path)
+    second = {"linear": {"4x5": [3, 4, 0.75]}, "gelu": {"6": [0, 8, 1e-6]}}
+    hardware.write_local(dataclasses.replace(CPU, op_times=second, crossing=2e-11), path)
+    found = hardware.with_measured(CPU, path)
+    merged = {"linear": {"2x3": [1, 2, 0.5], "4x5": [3, 4, 0.75]}, "gelu": {"6": [0, 8, 1e-6]}}
+    assert found.op_times == merged and found.crossing == 2e-11 and found.peak("float32") == 1e11
+
+
 def test_the_table_wins_over_the_file(tmp_path):
     path = tmp_path / "hardware.local.json"
     a100, h200_nvl = accelerator("a100"), accelerator("h200-nvl")
@@ -389,6 +400,11 @@ ENTRY = dataclasses.asdict(MEASURED)
         json.dumps({CPU.name: ENTRY | {"peak_flops": {"float32": -1}}}),
         json.dumps({CPU.name: ENTRY | {"bandwidth": "fast"}}),
         json.dumps({CPU.name: ENTRY | {"surplus": 1}}),
+        json.dumps({CPU.name: ENTRY | {"op_times": {"linear": {"2x3": [1, 2]}}}}),
+        json.dumps({CPU.name: ENTRY | {"op_times": {"linear": {"2x3": [1, 2, 0]}}}}),
+        json.dumps({CPU.name: ENTRY | {"op_times": [1]}}),
+        json.dumps({CPU.name: ENTRY | {"crossing": -1}}),
+        json.dumps({CPU.name: ENTRY | {"link": "fast"}}),
     ],
 )
 def test_a_damaged_file_is_as_good_as_none(tmp_path, text):

@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "train": "accounting checkpoint config data.loader ledger measure model optimizer prediction timing tokenizer "
     "units",
     "sample": "checkpoint config measure model tokenizer",
+    "bench": "config hardware measure schedule timing units",
     "report": "config hardware prediction roofline schedule units",
 }
 STANDARD_LIBRARY_ONLY = [

@@ -1,0 +1,70 @@
+"""Hold predicted step times against measured ones: python records/step_time.py
+
+First the operations of three configs are timed, each in a process of its own (bench.py ceilings CONFIG), and then each
+is trained for some steps in another, which predicts from what the first one kept. Then only a grid of shapes is timed,
+none of them a shape of the last two configs, and those are trained. Writes records/step_time.json.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # a script sees only its own folder
+
+import hardware
+
+FEW = ["--gradient_accumulation_steps=1", "--dataset=stdlib", "--eval_iters=1", "--sample_tokens=0"]
+CASES = {  # name -> (what was timed before, command line, steps)
+    "quickstart": ("its operations", ["configs/quickstart.py"], 200),
+    "gpt2, batch 1": ("its operations", ["configs/gpt2.py", "--vocab_size=50304", "--batch_size=1"], 10),
+    "mlp": ("its operations", ["configs/mlp.py", "--vocab_size=257"], 400),
+    "5 heads of 64": ("a grid", ["configs/quickstart.py", "--n_head=5", "--n_embd=320", "--n_layer=6",
+                                 "--block_size=192", "--batch_size=6"], 60),
+    "llama-like, 9 heads of 48": ("a grid", ["configs/quickstart.py", "--n_head=9", "--n_embd=432", "--n_layer=3",
+                                             "--activation=swiglu", "--block_size=320", "--batch_size=3"], 60),
+}  # fmt: skip
+
+
+def run(script, *arguments):
+    subprocess.run([sys.executable, script, *arguments], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
+def main():
+    rows, last = [], None
+    for name, (before, arguments, steps) in CASES.items():
+        if before == "its operations":
+            run("bench.py", "ceilings", *arguments, *FEW)
+        elif last != before:
+            hardware.LOCAL_FILE.unlink()
+            run("bench.py", "ceilings")
+        last = before
+        with tempfile.TemporaryDirectory() as out_dir:
+            length = [f"--max_iters={steps}", f"--eval_interval={steps}", f"--out_dir={out_dir}"]
+            run("train.py", *arguments, *FEW, *length)
+            ledger = json.loads((Path(out_dir) / "ledger.json").read_text(encoding="utf-8"))
+        row = next(row for row in ledger["rows"] if row["figure"] == "step time")
+        keys = ("predicted", "measured", "ratio", "band", "within")
+        basis = ledger["prediction"]["time"]["basis"]
+        command = " ".join(["python train.py", *arguments, *FEW])
+        rows.append({"case": name, "timed before": before, "basis": basis, "command": command})
+        rows[-1] |= {key: row[key] for key in keys}
+        print(f"{name:<28}{row['predicted']:>10.4f} s{row['measured']:>10.4f} s{row['ratio']:>8.3f}", flush=True)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    record = {
+        "commit": commit.strip(),
+        "command": "python records/step_time.py",
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "environment": {"device": hardware.local_cpu().name, "torch": version("torch")},
+        "rows": rows,
+    }
+    text = json.dumps(record, indent=1) + "\n"
+    (ROOT / "records" / "step_time.json").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
