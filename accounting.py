@@ -7,13 +7,14 @@ A step is written down once, in schedule.py; prediction.py folds over that list,
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import cluster
 import explain
 import planning
 import roofline
 from config import Config, ConfigError, command, load, parse, read_file, require, resolve
-from hardware import accelerator, local_device
+from hardware import Device, accelerator, local_device
 from prediction import ASSUMED_MFU, Timeline, largest_batch, predict, refit
 from schedule import schedule
 from units import duration, mib, parse_memory, si
@@ -59,16 +60,24 @@ def report(config, device, prediction):
     yield f"  {'peak':<17}{mib(memory['peak']):>12}{room}, in {memory['peak_at']}; alive then:"
     alive = sorted(memory["at_peak"].items(), key=lambda item: -item[1])
     yield from (f"    {name:<25}{mib(n):>12}" for name, n in alive if n >= 0.005 * memory["peak"])
+    if memory["card"]:
+        yield "  on the card besides, as estimated:"
+        for name, (least, most) in ((name, pair) for name, pair in memory["card"].items() if pair[1]):
+            yield f"    {name:<25}{mib(least):>12}{f' to {mib(most)}' if most > least else ''}"
+    if memory["pinned_host"]:
+        yield f"  {'pinned host memory':<27}{mib(memory['pinned_host']):>12}  two batches on their way to the card"
     if time["step_s"]:
         basis = {
-            "timed": f"{time['mfu']:.0%} of the peak, from its operations, each timed here",
-            "estimated": f"{time['mfu']:.0%} of the peak, from operations timed here, some of other shapes",
+            "timed": f"{time['mfu']:.0%} of the peak, the sum of its operations, each timed here",
+            "estimated": f"{time['mfu']:.0%} of the peak, estimated from operations timed here",
             "assumed": f"at an assumed {time['mfu']:.0%} of the peak (--mfu)",
         }[time["basis"]]
         yield (
             f"time        {duration(time['step_s'])} a step, {time['tokens_per_s']:,.0f} tokens/s, "
             f"{duration(time['total_s'])} in all, {basis}"
         )
+        least, most = (duration(time["step_s"] * (1 + sign * time["band"])) for sign in (-1, 1))
+        yield f"            expect {least} to {most} a step"
         if time["least_s"]:
             least = duration(time["least_s"])
             yield f"            {least} a step with each operation alone at its roofline, none fused and nothing cached"
@@ -123,12 +132,17 @@ def refuse_what_cannot_fit(config, device, prediction):
 # --- the command line
 
 
+HALF = ("float32", "bfloat16", "float16")  # matmuls of a card given by hand
+
+
 @dataclass(frozen=True)
 class Options:
     """Predict what a run will take, without running it: parameters, FLOPs, memory and its peak, time."""
 
     gpu: str | None = None  # a card of the table, such as h100-sxm; None: this machine
     memory: str | None = field(default=None, metadata={"bare": ""})  # what may be used, as 39.5GiB; bare: the timeline
+    peak_flops: float | None = None  # the device's dense FLOP/s, by hand: of a card no table knows, or measured
+    bandwidth: float | None = None  # of the device's memory, bytes/s, by hand
     mfu: float | None = None  # fraction of the peak; None: of operations timed here where there are such, else 0.4
     roofline: bool = False  # where the time goes: each group's FLOPs, bytes and bound, and those of generation
     explain: bool = False  # every formula with its numbers put in, instead of the report
@@ -139,7 +153,7 @@ class Options:
     hours: float = 24.0  # of --plan
     params: float | None = None  # with --tokens: time and price of a run of which only the size is known
     tokens: float | None = None  # to train on
-    n_gpus: int = 1  # of --params and --max_params
+    n_gpus: int = 1  # that share the run, or the parameters of --params and --max_params
     price: float | None = None  # per GPU-hour
     max_params: bool = False  # how many parameters have room on --n_gpus
     bytes_per_param: float = 16.0  # of --max_params: float32 weight, gradient, two moments
@@ -155,7 +169,7 @@ def main(argv):
         print(json.dumps(tensors.everything(), indent=2) if options.json else "\n".join(tensors.lines()))
         return 0
     check_mfu(options.mfu)
-    device = local_device(config.device) if options.gpu is None else accelerator(options.gpu)
+    device = find_device(config, options)
     memory_bytes = parse_memory(options.memory or None)
     check_questions(options)
     flags = {name: value for name, value in parse(argv, (Config, Options), "")[1].items() if hasattr(config, name)}
@@ -166,6 +180,13 @@ def main(argv):
         return 0
     config = resolve(config, device)
     prediction = predict(config, device, memory_bytes, options.mfu)
+    if options.n_gpus > 1:
+        found = cluster.on_cluster(config, device, options.n_gpus, memory_bytes, options.mfu)
+        prediction |= {"cluster": found, "fits": found["fits"], "time": cluster.spread(prediction["time"], found)}
+    hours = prediction["time"]["total_s"] and prediction["time"]["total_s"] / 3600 * options.n_gpus
+    if options.price is not None:
+        require(0 < options.price <= 1e6, f"--price={options.price:g} must lie in (0, 1e6]")
+        prediction["time"]["price"] = hours and hours * options.price
     if options.json:
         print(json.dumps(everything(config, device, prediction), indent=2))
         return 0
@@ -173,6 +194,13 @@ def main(argv):
         print("\n".join(explain.explain(config, device, options.mfu)))
         return 0
     print("\n".join(report(config, device, prediction)))
+    if options.price is not None and hours:
+        price = f"{prediction['time']['price']:,.2f}, in the currency of the price per GPU-hour"
+        print(f"price       {hours:,.1f} GPU-hours: {price}")
+    if options.n_gpus > 1:
+        print("\n".join(cluster.lines(found, device)))
+        require(found["fits"] is not False, f"{mib(found['peak'])} on each GPU, but {device.name} has less")
+        return 0
     if options.memory == "":
         print("\n".join(timeline(schedule(config, device))))
     if options.roofline:
@@ -181,6 +209,19 @@ def main(argv):
         print("\n".join(planning.remedies_lines(planning.remedies(config, device, memory_bytes, options.mfu), device)))
     refuse_what_cannot_fit(config, device, prediction)
     return 0
+
+
+def find_device(config, o):
+    """Return the device that the options mean: a card of the table, this machine's, or one given by hand."""
+    given = {name: getattr(o, name) for name in ("peak_flops", "bandwidth") if getattr(o, name) is not None}
+    for name, value in given.items():
+        require(0 < value <= 1e24, f"--{name}={value:g} must lie in (0, 1e24]")
+    if o.gpu is None and not given:
+        return local_device(config.device)
+    device = accelerator(o.gpu) if o.gpu is not None else Device("a card given by hand", "cuda", dtypes=HALF)
+    peaks = dict.fromkeys(HALF, o.peak_flops) if o.peak_flops else device.peak_flops
+    source = "given by hand" if o.peak_flops else device.source
+    return replace(device, peak_flops=peaks, bandwidth=o.bandwidth or device.bandwidth, source=source)
 
 
 def check_mfu(mfu):
@@ -194,8 +235,9 @@ def check_questions(o):
              "vs": o.vs is not None, "explain": o.explain}  # fmt: skip
     several = [f"--{name}" for name, yes in asked.items() if yes]
     require(len(several) <= 1, f"{' and '.join(several)} are questions of their own: ask one at a time")
-    require(o.n_gpus == 1 or asked["params"] or asked["max_params"], "--n_gpus goes with --params or --max_params")
-    require(o.price is None or asked["params"], "--price goes with --params and --tokens")
+    alone = [name for name in ("plan", "compare", "vs", "explain") if asked[name]]
+    require(o.n_gpus == 1 or not alone, f"--n_gpus does not go with --{''.join(alone)}, which is about one device")
+    require(o.price is None or not alone, f"--price does not go with --{''.join(alone)}")
 
 
 def plan(config, o, device, memory_bytes, flags):
@@ -228,7 +270,8 @@ def everything(config, device, prediction):
         {"phase": op.phase, "operation": op.name, "times": op.times, "bytes": live} for op, live in steps
     ]
     available = prediction["memory"]["available"]
-    prediction["remedies"] = planning.remedies(config, device, available)["remedies"] if available else []
+    lacking = prediction["fits"] is False and "cluster" not in prediction
+    prediction["remedies"] = planning.remedies(config, device, available)["remedies"] if lacking else []
     prediction["max_batch_size"] = largest_batch(config, device, available) if available else None
     known = device.peak(config.dtype) and device.bandwidth
     prediction["roofline"] = roofline.roofline(config, device) if known else None

@@ -175,7 +175,10 @@ def accelerator(name):
     if device is None:
         close = difflib.get_close_matches(key, [*ACCELERATORS, *ALIASES], n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(close)}? " if close else ""
-        raise ConfigError(f"--gpu={name}: not in the table; {hint}--gpu takes one of {', '.join(ACCELERATORS)}")
+        raise ConfigError(
+            f"--gpu={name}: not in the table; {hint}--gpu takes one of {', '.join(ACCELERATORS)}; any other card goes "
+            "by --peak_flops, --bandwidth and --memory"
+        )
     return device
 
 

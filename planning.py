@@ -8,6 +8,7 @@ import functools
 import math
 from dataclasses import replace
 
+import cluster
 from config import Config, require, resolve
 from hardware import ACCELERATORS
 from prediction import ASSUMED_MFU, largest_of, peak_lines, peak_of, predict, refit, step_flops
@@ -131,17 +132,17 @@ def remedies(config, device, memory_bytes=None, mfu=ASSUMED_MFU):
                       "flops_ratio": flops_ratio, "time_ratio": time_ratio,
                       "step_s": after["time"]["step_s"]})  # fmt: skip
     found.sort(key=lambda r: ("block_size" in r["changes"], r["time_ratio"] or r["flops_ratio"]))
-    cards = -(-states // memory_bytes)  # ZeRO-3: each of n cards holds 1/n of the states
+    sharded = None if before["fits"] else cluster.fewest(config, device, memory_bytes)
     return {"fits": before["fits"], "peak": before["memory"]["peak"], "available": memory_bytes, "states": states,
-            "cards_for_states": cards, "remedies": found}  # fmt: skip
+            "sharded": sharded, "remedies": found}  # fmt: skip
 
 
 def remedies_lines(result, device):
-    r, cards = result, result["cards_for_states"]
+    r, sharded = result, result["sharded"]
     yield f"memory      {mib(r['peak'])} at the peak, of {mib(r['available'])} on {device.name}"
     if r["fits"]:
         yield "remedies    none is needed: it fits"
-    elif cards > 1:
+    elif r["states"] > r["available"]:
         yield f"remedies    batch size cannot help: the states alone need more than the card, {mib(r['states'])}"
     elif r["remedies"]:
         yield "remedies    best first; FLOPs and time per token, to the config's own at the same MFU"
@@ -156,9 +157,11 @@ def remedies_lines(result, device):
             f"    {mib(remedy['peak'])} at the peak, {remedy['tokens_per_step']:,} tokens a step, "
             f"{remedy['flops_ratio']:.2f} x the FLOPs{time}{context}"
         )
-    if cards > 1:
-        yield f"            as arithmetic, since this version trains on one card: sharded evenly (ZeRO-3) over {cards}"
-        yield "            such cards parameters, gradients and optimizer state would fit, without activations"
+    if sharded:
+        moved = f"{mib(sharded['moved_bytes'])} moved by each a step"
+        cards = f"sharded (ZeRO-3) over {sharded['n_gpus']} such cards"
+        yield f"  {cards}, as arithmetic: this version trains on one"
+        yield f"    {mib(sharded['peak'])} on each at its peak, the same tokens a step, {moved}; --n_gpus says more"
 
 
 def compare_cards(config, mfu=ASSUMED_MFU):

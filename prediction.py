@@ -176,6 +176,23 @@ def step_memory(s):
         "peak": t.peak,
         "peak_at": f"{t.peak_op.phase}, {t.peak_op.name}",
         "at_peak": dict(at_peak),
+        "pinned_host": 2 * 8 * c.batch_size * (c.block_size + 1) if s.device.kind == "cuda" else 0,  # two batches
+        "card": card_memory(t) if s.device.kind == "cuda" else None,
+    }
+
+
+def card_memory(t):
+    """Return what a CUDA card holds beside the peak's tensors, (least, most) bytes each: estimates, not measured here.
+
+    The allocator gives multiples of 512 bytes; a matmul's workspace is torch's default, 8.1 MiB, on Hopper 32; the
+    context is CUDA's own, outside torch's count; fragmentation is reserved and not in use, 2 to 10 % of the peak.
+    """
+    rounding = sum(-buffer.bytes % 512 * count for buffer, count in t.alive(t.peak_op))
+    return {
+        "allocator rounding": (rounding, rounding),
+        "cuBLAS workspace": (8_519_680, 2**25),
+        "CUDA context": (504 * 2**20, 942 * 2**20),
+        "fragmentation": (t.peak // 50, t.peak // 10),
     }
 
 

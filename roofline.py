@@ -11,20 +11,24 @@ from config import require
 from schedule import generation, schedule
 from units import mib, si
 
+LONGEST = 16  # operations that are printed; --json has all
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
-def table(ops, peak, bandwidth):
-    """Return a row per phase and group of the operations: FLOPs, bytes, intensity, bound, least seconds; per step."""
+def table(ops, peak, bandwidth, by=("phase", "group")):
+    """Return a row per phase and group, or other fields, of operations: FLOPs, bytes, intensity, bound, least seconds.
+
+    All are of a step: an operation counts as often as it runs.
+    """
     rows = defaultdict(lambda: {"flops": 0, "bytes": 0, "seconds": 0.0, "compute_seconds": 0.0})
     for op in ops:
-        row, least = rows[op.phase, op.group], op.least_seconds(peak, bandwidth)
+        row, least = rows[tuple(getattr(op, name) for name in by)], op.least_seconds(peak, bandwidth)
         row["flops"] += op.flops * op.times
         row["bytes"] += op.bytes * op.times
         row["seconds"] += least * op.times
         if op.flops / peak >= op.bytes / bandwidth:
             row["compute_seconds"] += least * op.times
-    return [{"phase": phase, "group": group, **summary(row)} for (phase, group), row in rows.items()]
+    return [dict(zip(by, key, strict=True)) | summary(row) for key, row in rows.items()]
 
 
 def summary(row):
@@ -75,8 +79,13 @@ def roofline(config, device):
         peak, f"the peak of {device.name} in {config.dtype} is not known: name a card with --gpu, or train here once"
     )
     require(bandwidth, f"the memory bandwidth of {device.name} is not known; name a card with --gpu")
-    rows = table(schedule(config, device).ops, peak, bandwidth)
+    ops = schedule(config, device).ops
+    rows = table(ops, peak, bandwidth)
     result = {"ridge": peak / bandwidth, "step": rows, "total": total(rows)}
+    result["operations"] = table(ops, peak, bandwidth, ("phase", "group", "label"))
+    if device.link:  # beside the step: the next batch is copied while this one computes
+        n_bytes = 8 * config.batch_size * (config.block_size + 1) * config.gradient_accumulation_steps
+        result["batch_copy"] = {"bytes": n_bytes, "seconds": n_bytes / device.link, "bound": "link"}
     if config.model == "transformer":
         past = config.block_size - 1
         prefill = inference(config, device, config.block_size, 0, 1)[0]
@@ -92,10 +101,17 @@ def lines(config, device):
         f"roofline    {device.name}: {si(device.peak(config.dtype), 'FLOP/s')} in {config.dtype} over "
         f"{device.bandwidth / 1e9:,.0f} GB/s; ridge at {r['ridge']:.0f} FLOP/byte"
     )
-    yield f"  {'a training step':<26}{'FLOPs':>12}{'bytes':>12}{'FLOP/byte':>11}  {'bound':<8}{'at least':>11}"
+    yield f"  {'a training step':<30}{'FLOPs':>12}{'bytes':>14}{'FLOP/byte':>11}  {'bound':<8}{'at least':>11}"
     for row in [*r["step"], {"phase": "in all", "group": "", **r["total"]}]:
         name = f"{row['phase']} {row['group']}".strip() if row["phase"] != row["group"] else row["phase"]
         yield figures(name, row)
+    if copy := r.get("batch_copy"):
+        what = f"{mib(copy['bytes'])} from the host over {device.link / 1e9:,.1f} GB/s"
+        yield f"  beside it, the next batch's copy: {what}, {copy['seconds'] * 1e3:.3f} ms"
+    operations = sorted(r["operations"], key=lambda row: -row["seconds"])
+    yield f"  of {len(operations)} operations, all blocks together, those that take the longest"
+    for row in operations[:LONGEST]:
+        yield figures(row["label"], row)
     if "decode" in r:
         yield f"  generation, context {config.block_size}"
         yield figures("prefill, batch 1", r["prefill"])
@@ -103,8 +119,8 @@ def lines(config, device):
             yield figures(f"decode, batch {row['batch_size']}", row)
         at = r["crossing"]
         yield (
-            f"  decoding's weight matmuls cross the ridge at batch {at:,}; its attention never does, since every "
-            "sequence reads a cache of its own"
+            f"  decoding's weight matmuls cross the ridge at batch {at:,}; its attention never does: each sequence "
+            "reads its own cache"
             if at
             else "  decoding's weight matmuls never cross the ridge"
         )
@@ -112,6 +128,6 @@ def lines(config, device):
 
 def figures(name, row):
     return (
-        f"  {name:<26}{si(row['flops'], 'FLOP'):>12}{mib(row['bytes']):>12}{row['intensity']:>11.1f}  {row['bound']:<8}"
+        f"  {name:<30}{si(row['flops'], 'FLOP'):>12}{mib(row['bytes']):>14}{row['intensity']:>11.1f}  {row['bound']:<8}"
         f"{row['seconds'] * 1e3:>8.3f} ms"
     )

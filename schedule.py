@@ -7,6 +7,7 @@ here and write it there: the tests hold the two together, by what torch counts, 
 
 import dataclasses
 import math
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -77,6 +78,11 @@ class Op:
     def least_seconds(self, peak, bandwidth):
         """Return what it takes at least, once: peak in FLOP/s and bandwidth in bytes/s bound it both."""
         return max(self.flops / peak, self.bytes / bandwidth)
+
+    @property
+    def label(self):
+        """The name without the block's: the same in every block."""
+        return re.sub(r"blocks\.\d+\.", "", self.name).replace(": gradient", " gradient")
 
     @property
     def key(self):

@@ -251,7 +251,9 @@ def preflight(config, record, prediction, dataset, first_step):
         print(line)
     epoch = dataset.epoch_windows() * c.block_size
     epochs = c.tokens_per_step * c.max_iters / epoch
+    cache = mib(sum(tokens.nbytes for tokens in dataset.tokens.values()))
     print(f"data        {dataset.folder}: {epoch:,} tokens an epoch, {epochs:.2f} epochs in all")
+    print(f"            up to {cache} of page cache, which the system takes back when it needs to")
     first_save = min(c.max_iters, (first_step // c.eval_interval + 1) * c.eval_interval)
     when = "at evaluations and at the end" if c.always_save_checkpoint else "where validation improved"
     if not c.eval_only:

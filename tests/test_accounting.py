@@ -7,6 +7,7 @@ import math
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 import accounting
 from accounting import refuse_what_cannot_fit
-from config import Config, ConfigError, resolve
+from config import Config, ConfigError, read_file, resolve
 from hardware import Device, accelerator
 from measure import counted_flops, profiled_peak, standing_bytes
 from model import build
@@ -348,11 +349,19 @@ def test_a_command_is_answered_at_once():
     config = ROOT / "configs" / "published" / "llama3_405b.py"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
-        [sys.executable, ROOT / "accounting.py", config, "--gpu=h100-sxm", "--json"],
+        [sys.executable, ROOT / "accounting.py", config, "--gpu=h100-sxm", "--n_gpus=16384", "--json"],
         check=True, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 0.3
+
+
+def test_a_preflight_is_printed_at_once():
+    """In seconds of the processor: what stands before a run's first step, measuring left out."""
+    config = resolve(Config(**read_file(ROOT / "configs" / "gpt2_xl.py")), CPU)
+    start = time.process_time()
+    assert len(list(accounting.report(config, CPU, predict(config, CPU)))) > 15
+    assert time.process_time() - start < 0.1
 
 
 def test_a_gpu_keeps_bfloat16_attention_and_a_cpu_float32():
@@ -362,3 +371,35 @@ def test_a_gpu_keeps_bfloat16_attention_and_a_cpu_float32():
         d.name: {b.dtype for b, _ in Timeline(schedule(config, d)).saved() if b.name == "attention"} for d in (gpu, CPU)
     }
     assert kept == {gpu.name: {"bfloat16"}, CPU.name: {"float32"}}
+
+
+# --- a card by hand, and what is on a card besides
+
+
+def test_a_card_is_given_by_hand(capsys):
+    words = ["--vocab_size=65", "--n_layer=2", "--json"]
+    assert accounting.main([*words, "--peak_flops=5e14", "--bandwidth=2e12", "--memory=64GB", "--mfu=0.5"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["time"]["step_s"] == printed["flops"]["per_step"] / (5e14 * 0.5)
+    assert printed["memory"]["available"] == 64 * 10**9 and printed["roofline"]["ridge"] == 250
+    assert accounting.main([*words, "--gpu=h100-sxm", "--peak_flops=8e14"]) == 0  # measured on it, say
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["time"]["peak_flops"] == 8e14 and printed["memory"]["available"] == 80 * 10**9
+    for flag in ("--peak_flops=0", "--bandwidth=-1", "--peak_flops=1e30"):
+        assert accounting.main([*words, flag]) == 2
+        assert flag.split("=")[0] in capsys.readouterr().err
+
+
+def test_what_a_card_holds_beside_the_tensors_is_named_apart():
+    a100 = accelerator("a100-40gb")
+    memory = predict(config_of(), a100)["memory"]
+    assert list(memory["card"]) == ["allocator rounding", "cuBLAS workspace", "CUDA context", "fragmentation"]
+    t = Timeline(schedule(config_of(), a100))
+    rounded = sum(-(-b.bytes // 512) * 512 * count for b, count in t.alive(t.peak_op))
+    assert memory["card"]["allocator rounding"] == (rounded - memory["peak"],) * 2
+    assert memory["pinned_host"] == 2 * 8 * 3 * 33
+    lines = "\n".join(accounting.report(config_of(), a100, predict(config_of(), a100)))
+    assert "as estimated" in lines and "fragmentation" in lines and "pinned host memory" in lines
+    assert predict(config_of(), CPU)["memory"]["card"] is None and "as estimated" not in "\n".join(
+        accounting.report(config_of(), CPU, predict(config_of(), CPU))
+    )

@@ -21,9 +21,10 @@ MAY_IMPORT = {
     "prediction": "hardware schedule",
     "roofline": "config schedule units",
     "explain": "prediction schedule units",
-    "planning": "config hardware prediction schedule units",
+    "planning": "cluster config hardware prediction schedule units",
     "tensors": "",
-    "accounting": "config explain hardware planning prediction roofline schedule tensors units",
+    "cluster": "config prediction schedule units",
+    "accounting": "cluster config explain hardware planning prediction roofline schedule tensors units",
     "model": "hardware",  # for the one table of operations' dtypes
     "optimizer": "",
     "tokenizer": "config",

@@ -152,7 +152,7 @@ def test_the_peak_at_any_batch_size_follows_from_two(shape, device, dtype, accum
 
 def test_what_fits_needs_no_remedy():
     result = remedies(resolve(SMALL, CPU), CPU)
-    assert result["fits"] is True and result["remedies"] == [] and result["cards_for_states"] == 1
+    assert result["fits"] is True and result["remedies"] == [] and result["sharded"] is None
     assert "none is needed" in "\n".join(remedies_lines(result, CPU))
 
 
@@ -243,10 +243,10 @@ def test_batch_size_cannot_help_where_states_alone_are_too_large():
     config = resolve(replace(GPT2, n_layer=48, n_embd=4800), H100)
     result = remedies(config, H100)
     assert result["states"] == 16 * predict(config, H100)["model"]["params"] > H100.memory_bytes
-    n = result["cards_for_states"]
-    assert result["states"] / n <= H100.memory_bytes < result["states"] / (n - 1)
+    n = result["sharded"]["n_gpus"]
+    assert result["states"] / n <= result["sharded"]["peak"] <= H100.memory_bytes
     lines = "\n".join(remedies_lines(result, H100))
-    assert not result["remedies"] and "batch size cannot help" in lines and f"over {n}\n" in lines
+    assert not result["remedies"] and "batch size cannot help" in lines and f"over {n} such cards" in lines
 
 
 def test_states_that_fit_but_for_nothing_beside_them():
@@ -511,8 +511,7 @@ def test_planning_loads_neither_torch_nor_numpy():
         (["--params=1e9"], "--params and --tokens go together"),
         (["--plan", "--compare"], "--plan and --compare are questions of their own"),
         (["--explain", "--vs=x.py"], "--vs and --explain are questions of their own"),
-        (["--n_gpus=8"], "--n_gpus goes with --params or --max_params"),
-        (["--price=2"], "--price goes with --params and --tokens"),
+        (["--n_gpus=8", "--plan"], "--n_gpus does not go with --plan"),
         (["--gpu="], "--gpu="),
         (["--vs="], "cannot be read"),
     ],

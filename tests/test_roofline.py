@@ -159,3 +159,27 @@ def test_the_timeline_shows_each_layer_and_the_peak(capsys):
 def test_a_deep_models_timeline_has_one_row_for_layers_that_are_alike():
     rows = list(accounting.timeline(schedule(config_of(n_layer=60), H100)))
     assert len(rows) < 40 and sum("layers 2 to 57" in row for row in rows) >= 2
+
+
+def test_operations_add_up_to_their_groups_and_the_batch_travels_beside_them():
+    config = config_of(n_layer=9, gradient_accumulation_steps=3)
+    result = roofline.roofline(config, H100)
+    for key in ("flops", "bytes"):
+        for group in result["step"]:
+            parts = [r for r in result["operations"] if (r["phase"], r["group"]) == (group["phase"], group["group"])]
+            assert sum(part[key] for part in parts) == group[key]
+    labels = [(row["phase"], row["label"]) for row in result["operations"]]
+    assert len(set(labels)) == len(labels) and ("backward", "mlp.up gradient") in labels
+    assert not any("blocks." in label for _, label in labels)
+    copy = result["batch_copy"]
+    assert copy["bytes"] == 3 * 8 * config.batch_size * (config.block_size + 1)
+    assert copy["seconds"] == copy["bytes"] / 63e9
+    assert "batch_copy" not in roofline.roofline(config, Device("x", "cpu", None, {"bfloat16": 1e12}, 1e11))
+
+
+def test_views_move_nothing_and_the_gradients_norm_reads_them_once():
+    config = config_of(gradient_accumulation_steps=1)
+    s = schedule(config, H100)
+    assert {op.bytes for op in s.ops if op.name.startswith("split")} == {0}
+    norms = [op for op in s.ops if op.kind == "gradient norm"]
+    assert sum(op.bytes for op in norms) == 4 * predict(config, H100)["model"]["params"] + 4 * len(norms)
