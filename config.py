@@ -83,6 +83,7 @@ class Config:
     device: str = "auto"  # auto | cpu | cuda | cuda:1 | mps
     dtype: Auto | Literal["float32", "bfloat16", "float16"] = "auto"  # of matmuls; auto: bfloat16 where native
     compile: Auto | bool = "auto"  # torch.compile; auto: on CUDA only
+    loss_chunk: Auto | int | None = "auto"  # tokens whose logits exist at a time; None: all; auto: fewer if many
     backend: str = "nccl"  # of torch.distributed, for runs of several processes
     seed: int = 1337
 
@@ -340,6 +341,8 @@ def check(config):
         require(getattr(c, name) >= 0, f"{name}={getattr(c, name)} must not be negative")
     for name in ("dropout", "attn_dropout", "beta1", "beta2"):
         require(0 <= getattr(c, name) < 1, f"{name}={getattr(c, name)} must lie in [0, 1)")
+    chunk = c.loss_chunk
+    require(chunk in ("auto", None) or chunk >= 1, f"loss_chunk={chunk} must be at least 1, or None")
     require(
         c.grad_clip is None or c.grad_clip >= 0,
         f"grad_clip={c.grad_clip} must not be negative; None turns clipping off",
@@ -388,17 +391,27 @@ def resolve(config, device):
         dtype == "float32" or device.kind == "cpu" or device.has_matmul(dtype),
         f"dtype={dtype!r}: {device.name} has no {dtype} matmuls; --dtype={native}, or auto, fits it",
     )
+    vocab_size = config.vocab_size or data_vocab_size(config)
+    chunk = config.loss_chunk
+    if chunk == "auto":
+        chunk = chunk_of(config.tokens_per_micro_step, vocab_size)
     return dataclasses.replace(
         config,
         n_kv_head=config.n_kv_head or config.n_head,
         head_dim=config.head_dim or max(1, config.n_embd // config.n_head),  # an MLP may be narrower than n_head
         d_ff=config.d_ff or ff,
-        vocab_size=config.vocab_size or data_vocab_size(config),
+        vocab_size=vocab_size,
         grad_clip=config.grad_clip or None,
         device=device.kind if config.device == "auto" else config.device,
         dtype=dtype,
         compile=device.kind == "cuda" if config.compile == "auto" else config.compile,
+        loss_chunk=chunk,
     )
+
+
+def chunk_of(tokens, vocab_size):
+    """Return how many tokens' logits exist at a time: all (None) where they are few, else a power of two."""
+    return None if tokens * vocab_size <= 2**23 else min(tokens, 2 ** max(0, (2**25 // vocab_size).bit_length() - 1))
 
 
 def data_vocab_size(config):

@@ -6,7 +6,7 @@ The sums are worked out here from the settings, and each is asserted to be what 
 import re
 from collections import Counter
 
-from prediction import Timeline, predict
+from prediction import Timeline, expected_seconds, predict
 from schedule import SIZES, schedule
 from units import duration, mib, si
 
@@ -19,7 +19,7 @@ def explain(config, device, mfu):
     yield from parameters(config, p["model"])
     yield from flops(config, p)
     yield from memory(s, p["memory"])
-    yield from time(config, p)
+    yield from time(s, p["flops"], p["time"])
 
 
 def letters(c):
@@ -113,8 +113,13 @@ def memory(s, m):
     yield f"  {'the other blocks':<26}{f'{c.n_layer - 1} of them':<26}{mib(others):>16}"
     yield f"  {'before and behind them':<26}{'embedding, last norm':<26}{mib(outside):>16}"
     assert block + others + outside == m["activations"]
-    logits = 4 * c.batch_size * c.block_size * c.vocab_size
-    yield f"  {'logits in float32':<26}{'4 B T V':<26}{mib(logits):>16}  and as much for their gradient, twice"
+    if c.loss_chunk:
+        size, n = SIZES[c.dtype], min(c.loss_chunk, c.batch_size * c.block_size)
+        formula = f"{size} x {n} x V"
+        yield f"  {'logits of a chunk':<26}{formula:<26}{mib(size * n * c.vocab_size):>16}  of {n} tokens at a time"
+    else:
+        logits = 4 * c.batch_size * c.block_size * c.vocab_size
+        yield f"  {'logits in float32':<26}{'4 B T V':<26}{mib(logits):>16}  and as much for their gradient, twice"
     yield f"  the peak is where most of this is alive at once: {m['peak_at']}"
     yield from (f"    {name:<50}{mib(k):>16}" for name, k in sorted(m["at_peak"].items(), key=lambda item: -item[1]))
     assert sum(m["at_peak"].values()) == m["peak"]
@@ -124,12 +129,25 @@ def memory(s, m):
         yield f"  {'cache of one token':<26}{formula:<26}{m['kv_cache_per_token']:>10,} bytes"
 
 
-def time(c, p):
-    t = p["time"]
+def time(s, flops, t):
+    """Yield the seconds: the operations' sum where they were timed, else FLOPs over what the device is assumed to do."""
     yield "\nTime"
     if t["step_s"] is None:
         yield "  unknown: the peak of this device is not known"
         return
-    yield f"  a step      FLOPs / (peak x MFU) = {si(p['flops']['per_step'])} / ({si(t['peak_flops'])} x {t['mfu']:g})"
-    yield f"              = {duration(t['step_s'])}, of which the peak is {t['peak_source']} and the MFU is assumed"
-    yield f"  the run     {c.max_iters:,} steps = {duration(t['total_s'])}"
+    if t["basis"] == "assumed":
+        attained = f"{si(flops['per_step'])} / ({si(t['peak_flops'])} x {t['mfu']:g})"
+        yield f"  a step      FLOPs / (peak x MFU) = {attained}"
+        yield f"              = {duration(t['step_s'])}; the peak is {t['peak_source']}, the MFU assumed"
+    else:
+        device, peak, kinds, times = s.device, s.device.peak(s.config.dtype), Counter(), Counter()
+        for op in (op for op in s.ops if op.kind):
+            what = f"{op.kind} gradient" if op.phase == "backward" else op.kind
+            kinds[what] += op.times * expected_seconds(op, device, peak, device.bandwidth)[0]
+            times[what] += op.times
+        for what, seconds in kinds.most_common():
+            yield f"  {what:<26}{f'{times[what]:,} times':<26}{1e3 * seconds:>13.3f} ms"
+        crossed = t["step_s"] - sum(kinds.values())
+        yield f"  {'from core to core':<26}{'what another one wrote':<26}{1e3 * crossed:>13.3f} ms"
+        yield f"  {'a step':<26}{'the sum':<26}{1e3 * t['step_s']:>13.3f} ms"
+    yield f"  the run     {s.config.max_iters:,} steps = {duration(t['total_s'])}"

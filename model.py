@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hardware import operation_dtype
+from loss import ChunkedCrossEntropy
 
 
 def xavier_std(fan_in: int, fan_out: int) -> float:
@@ -228,13 +229,17 @@ class LanguageModel(nn.Module):
     def logits(self, x: Float[Tensor, "*batch C"]) -> Float[Tensor, "*batch V"]:
         return F.linear(x, self.wte if self.head is None else self.head)
 
-    def forward(self, idx: Int[Tensor, "B T"], targets: Int[Tensor, "B T"] | None = None, cache: KVCache | None = None):
-        """Return the mean loss in nats per token where targets are given, the logits (B, T, V) otherwise."""
+    def forward(self, idx: Int[Tensor, "B T"], targets: Int[Tensor, "B T"] | None = None, cache=None, scale=1.0):
+        """Return the logits (B, T, V); where targets are given, scale times the mean loss in nats per token instead."""
         x = self.hidden(idx, cache)
         if targets is None:
             return self.logits(x)
+        if self.config.loss_chunk:
+            dtype = getattr(torch, operation_dtype("matmul", self.config.dtype, x.device.type))
+            x, head = rearrange(x.to(dtype), "b t c -> (b t) c"), self.wte if self.head is None else self.head
+            return ChunkedCrossEntropy.apply(x, head, targets.flatten(), scale, self.config.loss_chunk)
         # float32 for the loss, as on every device; no name holds the logits, so they die as soon as they are used
-        return F.cross_entropy(self.logits(x).float().flatten(0, 1), targets.flatten())
+        return F.cross_entropy(self.logits(x).float().flatten(0, 1), targets.flatten()) * scale
 
     @torch.no_grad()
     def generate(self, idx: Int[Tensor, "B T"], n_tokens: int, temperature=1.0, top_k=None, top_p=None, generator=None):

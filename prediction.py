@@ -59,8 +59,8 @@ class Timeline:
                 run = sum(begin <= first for begin in begins) - 1
                 if buffer.kind == "grad":
                     yield buffer, born.repeat - 1, ends[run] + 1, last
-                elif born.phase == "forward" and ops[last].phase == "backward":
-                    yield buffer, born.repeat - 1, begins[run], ends[run + 1]
+                elif born.phase == "forward" and (ops[last].phase == "backward" or buffer.kind == "copy"):
+                    yield buffer, born.repeat - 1, begins[run], ends[run + 1] if ops[last].phase == "backward" else last
 
     def bytes_over_time(self, buffers, before=0):
         """Return how many bytes of the given buffers are alive during each operation, with those that were before."""
@@ -97,7 +97,7 @@ class Timeline:
         """Return (buffer, count) of what a forward makes and its backward reads, of one micro-step."""
         ops = self.schedule.ops
         start = next(i for i, op in enumerate(ops) if op.phase == "backward")
-        saved = (b for b, first in self.first.items() if first < start <= self.last[b] and b.kind != "grad")
+        saved = (b for b, first in self.first.items() if first < start <= self.last[b])
         return [(buffer, ops[self.first[buffer]].repeat) for buffer in saved]
 
 

@@ -158,7 +158,7 @@ class Tape:
         if earlier is None:
             total = gradient
         else:
-            if x.kind == "param" and self.config.dtype == "float32":
+            if x.kind == "param" and self.config.dtype == "float32" and not self.config.loss_chunk:
                 # a matmul's gradient of its weight is a transposed view, to which autograd does not add in place
                 total = Buffer(f"gradient of {x.name}", x.shape, x.dtype)
             both = (earlier, gradient)
@@ -196,7 +196,9 @@ class Tape:
         if x.kind == "param" and self.past is not None:  # generation converts the weights once, for all its tokens
             return self.copies.setdefault(x, Buffer(f"{x.name} in {dtype}", x.shape, dtype, "copy"))
         y = self.apply(f"{x.name} in {dtype}", (x,), x.shape, dtype, kind="cast")
-        y.kind = "copy" if x.kind == "param" else y.kind
+        if x.kind == "param":
+            y.kind = "copy"
+            self.copies[x] = y
         return y
 
     def linear(self, name, x, n, bias=False, weight=None):
@@ -391,17 +393,67 @@ def embedding(tape, idx):
 
 
 def loss(tape, x, targets):
-    """Logits, their softmax and its gradient are (B T, V) each, the softmax in float32."""
+    """Logits, their softmax and its gradient are (B T, V) each, the softmax in float32; or none of them exists."""
     c = tape.config
     rows, V = c.batch_size * c.block_size, c.vocab_size
     tape.group = "head"
     weight = tape.param("wte" if c.tie_weights else "head", V, c.n_embd)
+    if c.loss_chunk:
+        return chunked_loss(tape, tape.cast(x, operation_dtype("matmul", c.dtype, tape.device.kind)), weight, targets)
     logits = tape.linear("logits", x, V, weight=weight)
     tape.group = "loss"
     logits = tape.cast(logits, "float32")
     log_softmax = tape.apply("log-softmax", (logits,), (rows, V), "float32", ("output",))
     n_targets = Buffer("number of targets", (), "float32")
     return tape.apply("loss", (log_softmax,), (), "float32", (targets,), (n_targets,), constants=(targets,))
+
+
+def chunked_loss(tape, x, weight, targets):
+    """Head and loss of loss.py: chunk by chunk, with the gradients of x and of the head, which backward hands on.
+
+    Whole chunks are alike and recorded once; a last, smaller one stands for itself.
+    """
+    c, micro_steps = tape.config, tape.micro_steps
+    rows, C, V = c.batch_size * c.block_size, c.n_embd, c.vocab_size
+    head, total = weight, Buffer("loss", (), "float32")
+    if x.dtype != weight.dtype:
+        head = Buffer(f"{weight.name} in {x.dtype}", weight.shape, x.dtype, "copy")
+        tape.emit(head.name, (weight,), (head,), computes=("cast", (weight,), head))
+    dx = Buffer("gradient of x", x.shape, x.dtype)
+    dweight = Buffer(f"gradient of {weight.name}", weight.shape, "float32")
+    tape.emit("zero the head's gradient", (), (dx, dweight), computes=("zero", (weight,), dweight))
+    whole, rest = divmod(rows, c.loss_chunk)
+    for n, times in ((c.loss_chunk, whole), (rest, min(rest, 1))):
+        if not times:
+            continue
+        tape.micro_steps = micro_steps * times
+        part, dpart = (Buffer(f"{b.name} of a chunk", (n, C), x.dtype, base=b) for b in (x, dx))
+        logits = Buffer("logits of a chunk", (n, V), x.dtype)
+        columns = Buffer("gradient of columns", (min(V, 2**13), C), x.dtype)
+        cached = min(n, max(1, 2**21 // V)) if tape.device.kind == "cpu" else n
+        fused = x.dtype == "float32" or tape.device.kind == "cuda"  # else a copy in float32 comes before the softmax
+        scratch = [Buffer("softmax", (cached, V), "float32") for _ in range(1 if fused else 2)]
+
+        tape.group = "head"
+        tape.emit("chunk's logits", (part, head), (logits,), [(1, n, C, V)], ("linear", (part, head), logits))
+        tape.group = "loss"
+        computes = ("chunk loss", (logits, targets), total)
+        tape.emit("chunk's logits into their gradient", (logits, targets), (logits, total, *scratch), (), computes)
+        tape.group = "head"
+        computes = ("chunk gradient of head", (logits, part, dweight), dweight)
+        tape.emit("chunk's gradient of the head", computes[1], (dweight, columns), [(1, V, n, C)], computes)
+        computes = ("chunk gradient of x", (logits, head), dpart)
+        tape.emit("chunk's gradient of x", (logits, head), (dpart,), [(1, n, V, C)], computes)
+    tape.micro_steps = micro_steps
+
+    def gradient():
+        tape.gradient.pop(total)
+        tape.emit("hand on the gradients", (dx, dweight), ())
+        tape.arrive(x, dx)
+        tape.arrive(weight, dweight)
+
+    tape.on_backward(gradient)
+    return total
 
 
 def optimizer(tape):
@@ -453,7 +505,10 @@ def schedule(config, device, whole=False):
         for layer, repeat in blocks(config.n_layer, whole):
             x = block(tape, x, layer, repeat)
         tape.group = "norm"
-        tape.backward(loss(tape, tape.norm("norm", x), targets))
+        total = loss(tape, tape.norm("norm", x), targets)
+        tape.emit("leave autocast", tape.copies.values(), ())  # which keeps its copies of parameters until then
+        tape.copies = {}
+        tape.backward(total)
     tape.micro_steps = 1
     states = optimizer(tape)
     standing = [*tape.params.values(), *states, idx, targets, *tape.angles]

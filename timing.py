@@ -16,6 +16,7 @@ from einops import rearrange
 
 import hardware
 from hardware import Device
+from loss import add_head_gradient, turn_into_gradient
 from measure import crossing_seconds, synchronize
 from model import RMSNormFunction, rotate
 from optimizer import AdamW
@@ -42,6 +43,11 @@ def split(y, x, *views):
     if y.ndim == 3:  # a gate and its value
         return list(parts)
     return [rearrange(part, "b t (n d) -> b t n d", d=y.shape[3]) for part in parts]
+
+
+def head_gradient(y, dlogits, x, dweight):
+    add_head_gradient(dlogits, x, dweight)
+    return dweight
 
 
 def windows(y, x):
@@ -77,6 +83,10 @@ RUN = {
     "windows": windows,
     "log-softmax": lambda y, x: F.log_softmax(x.flatten(0, 1), -1),
     "loss": lambda y, x, targets: F.nll_loss(x, targets.flatten()),
+    "zero": lambda y, x: torch.zeros_like(x),
+    "chunk loss": lambda y, logits, targets: turn_into_gradient(logits, targets.flatten()[: len(logits)], 1.0),
+    "chunk gradient of head": head_gradient,
+    "chunk gradient of x": lambda y, dlogits, head: dlogits @ head,
     "add gradients": lambda y, a, b: a.add_(b),
     "gradient norm": lambda y, x: torch.linalg.vector_norm(x),
 }
@@ -105,7 +115,7 @@ def runner(op, device: torch.device):
         idle = optimizer_step(inputs[0].detach())
         inputs[0].grad = torch.randn(inputs[0].shape, device=device, generator=draw)
         return optimizer_step(inputs[0]), idle
-    if op.kind in ("add gradients", "gradient norm"):
+    if op.kind in ("add gradients", "gradient norm") or op.kind.startswith("chunk"):
         inputs = [x.detach() for x in inputs]
         return lambda: RUN[op.kind](y, *inputs), lambda: None
     if op.phase == "forward":

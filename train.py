@@ -126,9 +126,9 @@ def train(config, options, device, record, dataset, saved, prediction, out_dir):
         waited = time.perf_counter() - start
         torch.manual_seed(keyed(config.seed, step * config.gradient_accumulation_steps + i, "dropout"))
         with autocast:
-            loss = forward(x, y) / config.gradient_accumulation_steps
-        (loss * loss_scale.scale).backward()
-        return loss.detach(), waited
+            loss = forward(x, y, scale=loss_scale.scale / config.gradient_accumulation_steps)
+        loss.backward()
+        return loss.detach() / loss_scale.scale, waited
 
     def train_step(step):
         """Take one step; return its figures, still on the device: nothing here waits for it."""
@@ -276,7 +276,7 @@ def compile_or_fall_back(model, config, device, autocast):
     try:
         compiled = torch.compile(model)
         with autocast:
-            loss = compiled(zeros, zeros)
+            loss = compiled(zeros, zeros, scale=torch.ones((), device=device))
         loss.backward()
     except torch.OutOfMemoryError:
         raise

@@ -44,6 +44,9 @@ GRID = {
     "layernorm with rope, dropout": {"pos": "rope", "qk_norm": True, "dropout": 0.2},
     "mlp": {"model": "mlp"},
     "mlp with rmsnorm": {"model": "mlp", "mlp_context": 3, "norm": "rmsnorm", "bias": True, "dropout": 0.1},
+    "chunked loss": {"loss_chunk": 32},
+    "chunked loss, a rest": {"loss_chunk": 40, "vocab_size": 9000, "bias": True, "tie_weights": False},
+    "chunked loss, untied": {**LLAMA, "loss_chunk": 7, "batch_size": 1},
     "wide, few tokens": {"n_embd": 256, "block_size": 8, "batch_size": 1, "vocab_size": 20},
     "tall, small vocabulary": {"n_layer": 4, "n_embd": 128, "block_size": 64, "vocab_size": 20},
 }  # fmt: skip
@@ -71,11 +74,11 @@ class Step:
 
     def forward(self):
         with self.autocast:
-            return self.model(self.x, self.y)
+            return self.model(self.x, self.y, scale=1 / self.config.gradient_accumulation_steps)
 
     def __call__(self):
         for _ in range(self.config.gradient_accumulation_steps):
-            (self.forward() / self.config.gradient_accumulation_steps).backward()
+            self.forward().backward()
         norm = gradient_norm(self.optimizer.parameters)
         self.optimizer.step(clip_factor(norm, 1.0), apply=norm.isfinite())
         self.optimizer.zero_grad()
@@ -116,9 +119,8 @@ def test_saved_bytes_equal_what_autograd_saves(shape, dtype):
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept}
     saved = sum(n for pointer, n in storages.items() if pointer not in of_the_model)
     s = schedule(config, CPU)
-    predicted = sum(b.bytes * count for b, count in Timeline(s).saved()) + sum(
-        b.bytes for b in s.standing if b.kind == "batch"
-    )
+    read_back = {b for op in s.ops if op.phase == "backward" for b in op.reads if b.kind == "batch"}
+    predicted = sum(b.bytes * count for b, count in Timeline(s).saved()) + sum(b.bytes for b in read_back)
     assert predicted == saved and loss.requires_grad
 
 
@@ -140,13 +142,14 @@ def test_the_peak_is_that_of_torchs_memory_tracker(shape, dtype):
 
 
 TIED = {"batch_size": 1, "block_size": 7, "vocab_size": 2000}  # its two gradients meet at the peak
+TIED = {"tied, few tokens": TIED, "tied, few tokens, chunked loss": TIED | {"loss_chunk": 3}}
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
-@pytest.mark.parametrize("shape", [*GRID, "tied, few tokens"])
+@pytest.mark.parametrize("shape", [*GRID, *TIED])
 def test_the_peak_is_what_the_allocator_reached(shape, accumulation):
     """In float32: on a CPU a bfloat16 matmul takes scratch memory of its own, which shows in models so small."""
-    config = config_of(gradient_accumulation_steps=accumulation, **{**GRID, "tied, few tokens": TIED}[shape])
+    config = config_of(gradient_accumulation_steps=accumulation, **{**GRID, **TIED}[shape])
     step = Step(config)
     step()
     measured, *_ = profiled_peak(step, step.standing(), torch.device("cpu"))
@@ -161,10 +164,34 @@ def test_the_peak_of_a_model_of_some_size_is_within_one_percent():
     assert math.isclose(Timeline(schedule(config, CPU)).peak, measured, rel_tol=0.01)
 
 
+def test_what_decides_between_all_logits_and_chunks():
+    """Few logits are computed at once; of many, as many as make 2^25 numbers at most."""
+    for batch_size, vocab_size, expected in ((3, 300, None), (256, 1024, None), (257, 1024, 2**15), (64, 50304, 512)):
+        config = resolve(Config(**SMALL | {"batch_size": batch_size, "vocab_size": vocab_size}), CPU)
+        rows = batch_size * config.block_size
+        assert config.loss_chunk == (expected and min(expected, rows))
+    one = resolve(Config(**SMALL | {"vocab_size": 2**26}), CPU)
+    assert one.loss_chunk == 1
+
+
+@pytest.mark.parametrize("shape", ["gpt2", "llama", "mlp"])
+def test_chunks_never_change_flops(shape):
+    totals = {total_flops(config_of(**GRID[shape], loss_chunk=chunk)) for chunk in (None, 1, 7, 32, 96, 1000)}
+    assert len(totals) == 1
+
+
 # --- against published figures
 
 
-GPT2 = {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "batch_size": 1, "vocab_size": 50257}
+GPT2 = {
+    "loss_chunk": None,
+    "n_layer": 12,
+    "n_head": 12,
+    "n_embd": 768,
+    "block_size": 1024,
+    "batch_size": 1,
+    "vocab_size": 50257,
+}
 
 
 def test_gpt2_figures_of_the_transformer_sizing_notebook():
@@ -340,7 +367,9 @@ def test_the_report_names_the_peak_and_its_reason(capsys):
     assert accounting.main([str(ROOT / "configs" / "gpt2.py"), "--gpu=a100-40gb"]) == 0
     printed = capsys.readouterr().out
     assert (
-        "124,373,760" in printed and "in backward, log-softmax: gradient" in printed and "as PaLM counts it" in printed
+        "124,373,760" in printed
+        and "in forward, chunk's logits into their gradient" in printed
+        and "as PaLM counts it" in printed
     )
 
 

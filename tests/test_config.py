@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -326,15 +327,12 @@ def test_help_is_at_once_and_without_torch(script, tmp_path):
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     probe = subprocess.run([sys.executable, "-c", "import torch"], env=environment, capture_output=True, text=True)
     assert "torch was imported" in probe.stderr
-    seconds = []
-    for _ in range(3):  # the best of three, since other processes share the machine
-        start = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, ROOT / script, "--help"], env=environment, capture_output=True, text=True
-        )
-        seconds.append(time.perf_counter() - start)
-        assert (done.returncode, done.stderr) == (0, "") and "--" in done.stdout
-    assert min(seconds) < 0.5
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, ROOT / script, "--help"], env=environment, capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert (done.returncode, done.stderr) == (0, "") and "--" in done.stdout
+    # seconds of the processor: other processes share the machine
+    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 0.5
 
 
 # --- writing
@@ -439,10 +437,18 @@ def test_resolve_fills_what_depends_on_shape_and_machine():
     resolved = resolve(dataclasses.replace(DEFAULTS, vocab_size=50257, grad_clip=0.0), CPU)
     assert dataclasses.replace(DEFAULTS, **{
         "n_kv_head": 12, "head_dim": 64, "d_ff": 3072, "vocab_size": 50257, "grad_clip": None, "device": "cpu",
-        "dtype": "float32", "compile": False,
+        "dtype": "float32", "compile": False, "loss_chunk": 512,
     }) == resolved  # fmt: skip
     given = dict(
-        n_kv_head=4, head_dim=32, d_ff=100, vocab_size=7, device="cuda:1", dtype="float32", compile=False, grad_clip=2.0
+        n_kv_head=4,
+        head_dim=32,
+        d_ff=100,
+        vocab_size=7,
+        device="cuda:1",
+        dtype="float32",
+        compile=False,
+        grad_clip=2.0,
+        loss_chunk=5,
     )
     assert resolve(dataclasses.replace(DEFAULTS, **given), accelerator("h100-sxm")) == dataclasses.replace(
         DEFAULTS, **given

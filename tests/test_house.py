@@ -25,14 +25,15 @@ MAY_IMPORT = {
     "tensors": "",
     "cluster": "config prediction schedule units",
     "accounting": "cluster config explain hardware planning prediction roofline schedule tensors units",
-    "model": "hardware",  # for the one table of operations' dtypes
+    "loss": "",
+    "model": "hardware loss",  # for the one table of operations' dtypes
     "optimizer": "",
     "tokenizer": "config",
     "checkpoint": "config",
     "data.loader": "config",
     "data.prepare": "config tokenizer",
     "measure": "config hardware",
-    "timing": "hardware measure model optimizer schedule",
+    "timing": "hardware loss measure model optimizer schedule",
     "ledger": "config measure units",
     "train": "accounting checkpoint config data.loader ledger measure model optimizer prediction timing tokenizer "
     "units",

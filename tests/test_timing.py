@@ -9,7 +9,6 @@ import pytest
 import torch
 from test_accounting import GRID, config_of
 
-import bench
 import hardware
 import timing
 from hardware import Device
@@ -164,41 +163,6 @@ def test_a_real_time_is_of_the_right_size():
     assert all(1e-4 < s < 1 for s in timing.operation_seconds(op, HERE))
     norms = [op for op in schedule(config_of(), CPU).ops if op.kind == "gradient norm"]
     assert all(-1e-3 < s < 0.1 for s in timing.operation_seconds(norms[-1], HERE))
-
-
-# --- bench.py ceilings
-
-
-def test_ceilings_are_printed_and_kept(monkeypatch, capsys):
-    kept = []
-    monkeypatch.setattr(hardware, "write_local", kept.append)
-    monkeypatch.setattr(bench, "matmul_flops", lambda device, dtype, n: 1e9 * n)
-    monkeypatch.setattr(bench, "copy_bandwidth", lambda device: 2e9)
-    monkeypatch.setattr(timing, "operation_seconds", lambda op, device: [1e-3])
-    tiny = ["--n_layer=1", "--n_head=2", "--n_embd=16", "--block_size=8", "--batch_size=2", "--vocab_size=65"]
-    assert bench.main(["ceilings", "--device=cpu", "--json", *tiny]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    rows = {row["what"]: row["value"] for row in printed["rows"]}
-    assert rows["matmul of 2048 cubed, float32"] == 2048e9 and rows["copy, bytes read and written"] == 2e9
-    assert kept[0].peak("float32") == 2048e9 and kept[0].bandwidth == 2e9
-    assert rows["operations timed"] == sum(map(len, kept[0].op_times.values())) > 30
-    assert bench.main(["ceilings", "--device=cpu", *tiny]) == 0
-    assert "matmul of 256 cubed" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "argv, words",
-    [
-        ([], "a command is wanted"),
-        (["ceiling"], "ceiling"),
-        (["ceilings", "--jsn"], "did you mean json"),
-        (["ceilings", "no.py"], "no.py"),
-    ],
-)
-def test_mistakes_are_one_line_and_status_2(argv, words, capsys):
-    assert bench.main(argv) == 2
-    printed = capsys.readouterr()
-    assert words in printed.err and printed.err.count("\n") == 1 and not printed.out
 
 
 # --- what was found

@@ -420,7 +420,7 @@ def fails_at_once(model):
 
 
 def fails_at_the_first_forward(model):
-    def forward(*args):
+    def forward(*args, **settings):
         raise RuntimeError("no compiler here\nand a long story")
 
     return forward
@@ -437,7 +437,7 @@ def test_a_compiler_that_fails_leaves_the_run_eager(run, tmp_path, monkeypatch, 
 
 
 def test_a_compiled_run_warms_up_longer_and_bounds_its_memory(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda model: lambda *args: model(*args))
+    monkeypatch.setattr(torch, "compile", lambda model: lambda *args, **settings: model(*args, **settings))
     printed = run(max_iters=4, compile=True)
     assert re.search(r"^compiled    in \d+\.\d s$", printed, re.M)
     assert [r["step_s"] is None for r in read_metrics(tmp_path / "out")[0]] == [True, True, False, False]
