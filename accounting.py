@@ -13,6 +13,7 @@ import cluster
 import explain
 import planning
 import roofline
+import techniques
 from config import Config, ConfigError, command, load, parse, read_file, require, resolve
 from hardware import Device, accelerator, local_device
 from prediction import ASSUMED_MFU, Timeline, largest_batch, predict, refit
@@ -148,6 +149,7 @@ class Options:
     explain: bool = False  # every formula with its numbers put in, instead of the report
     tensors: bool = False  # what a tensor is: pointers, strides, views and copies; what a dtype holds and loses
     vs: str | None = None  # a second config file, the flags go for both: the predictions and their difference
+    techniques: bool = False  # what half precision, chunks, recomputation, sharding and so on change
     compare: bool = False  # every accelerator of the table for this config
     plan: bool = False  # the compute-optimal run of --hours on the device, as a config file
     hours: float = 24.0  # of --plan
@@ -187,6 +189,10 @@ def main(argv):
     if options.price is not None:
         require(0 < options.price <= 1e6, f"--price={options.price:g} must lie in (0, 1e6]")
         prediction["time"]["price"] = hours and hours * options.price
+    if options.techniques:
+        rows = techniques.techniques(config, device)
+        print(json.dumps(rows, indent=2) if options.json else "\n".join(techniques.lines(rows)))
+        return 0
     if options.json:
         print(json.dumps(everything(config, device, prediction), indent=2))
         return 0
@@ -232,10 +238,10 @@ def check_questions(o):
     """Raise ConfigError where options ask two questions at once, or one is without its own."""
     require((o.params is None) == (o.tokens is None), "--params and --tokens go together")
     asked = {"params": o.params is not None, "max_params": o.max_params, "plan": o.plan, "compare": o.compare,
-             "vs": o.vs is not None, "explain": o.explain}  # fmt: skip
+             "vs": o.vs is not None, "explain": o.explain, "techniques": o.techniques}  # fmt: skip
     several = [f"--{name}" for name, yes in asked.items() if yes]
     require(len(several) <= 1, f"{' and '.join(several)} are questions of their own: ask one at a time")
-    alone = [name for name in ("plan", "compare", "vs", "explain") if asked[name]]
+    alone = [name for name in ("plan", "compare", "vs", "explain", "techniques") if asked[name]]
     require(o.n_gpus == 1 or not alone, f"--n_gpus does not go with --{''.join(alone)}, which is about one device")
     require(o.price is None or not alone, f"--price does not go with --{''.join(alone)}")
 

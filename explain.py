@@ -130,7 +130,7 @@ def memory(s, m):
 
 
 def time(s, flops, t):
-    """Yield the seconds: the operations' sum where they were timed, else FLOPs over what the device is assumed to do."""
+    """Yield the seconds: the sum of the operations where they were timed, else FLOPs over what is assumed attained."""
     yield "\nTime"
     if t["step_s"] is None:
         yield "  unknown: the peak of this device is not known"
@@ -142,7 +142,7 @@ def time(s, flops, t):
     else:
         device, peak, kinds, times = s.device, s.device.peak(s.config.dtype), Counter(), Counter()
         for op in (op for op in s.ops if op.kind):
-            what = f"{op.kind} gradient" if op.phase == "backward" else op.kind
+            what = f"{op.kind} gradient" if op.phase == "backward" and op.kind != "add gradients" else op.kind
             kinds[what] += op.times * expected_seconds(op, device, peak, device.bandwidth)[0]
             times[what] += op.times
         for what, seconds in kinds.most_common():
