@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 
 import cluster
-from config import Config, require, resolve
+from config import Config, chunk_of, require, resolve
 from hardware import ACCELERATORS
 from prediction import ASSUMED_MFU, largest_of, peak_lines, peak_of, predict, refit, step_flops
 from schedule import schedule
@@ -103,13 +103,14 @@ def shorter(config, device, memory_bytes):
     return best if best.block_size < config.block_size else None
 
 
-CHANGED = ("dtype", "block_size", "batch_size", "gradient_accumulation_steps")  # by the remedies
+CHANGED = ("dtype", "loss_chunk", "block_size", "batch_size", "gradient_accumulation_steps")  # by the remedies
 
 
 def remedies(config, device, memory_bytes=None, mfu=ASSUMED_MFU):
     """Return what makes a resolved config fit, best first, each with its memory and its price; no remedy if it fits.
 
-    The remedies are those this trainer has: smaller micro-batches, half precision, a shorter context. First come those
+    The remedies are those this trainer has: smaller micro-batches, a loss in chunks, half precision, a shorter context;
+    sharding stands apart, as arithmetic. First come those
     that keep the context, then those that take the least time per token. The ratios are per token, to the config's own.
     """
     memory_bytes = room(device, memory_bytes)
@@ -119,7 +120,10 @@ def remedies(config, device, memory_bytes=None, mfu=ASSUMED_MFU):
     dtypes = ("float32", half) if config.dtype == "float32" != half else (config.dtype,)
     if before["fits"] or states > memory_bytes:  # no remedy is needed, or none reaches the states
         dtypes = ()
-    for variant in (way(replace(config, dtype=t), device, memory_bytes) for t in dtypes for way in (refit, shorter)):
+    # in chunks or not, as asked for; and as "auto" has it, where that is in chunks
+    chunks = {config.loss_chunk, config.loss_chunk or chunk_of(config.tokens_per_micro_step, config.vocab_size)}
+    starts = [replace(config, dtype=dtype, loss_chunk=chunk) for dtype in dtypes for chunk in chunks]
+    for variant in (way(start, device, memory_bytes) for start in starts for way in (refit, shorter)):
         if variant is None:
             continue
         after = predict(variant, device, memory_bytes, mfu)

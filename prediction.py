@@ -268,10 +268,12 @@ def peak_lines(config, device):
     """Return the set of (fixed, slope): during an operation fixed + slope x batch_size bytes are alive.
 
     Exact, and two schedules are enough: each buffer either has the batch as a factor or does not depend on it. The peak
-    is the maximum over these lines.
+    is the maximum over these lines. Of a chunked loss they are for batches of whole chunks; in another a last chunk is
+    smaller, and needs less.
     """
-    one, two = (Timeline(schedule(dataclasses.replace(config, batch_size=b), device)).live for b in (1, 2))
-    return {(2 * a - b, b - a) for a, b in zip(one, two, strict=True)}
+    n = config.loss_chunk // math.gcd(config.loss_chunk, config.block_size) if config.loss_chunk else 1
+    one, two = (Timeline(schedule(dataclasses.replace(config, batch_size=b), device)).live for b in (n, 2 * n))
+    return {(2 * a - b, (b - a) // n) for a, b in zip(one, two, strict=True)}
 
 
 def peak_of(lines, batch_size):

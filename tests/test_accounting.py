@@ -316,6 +316,18 @@ def test_the_largest_batch_fits_and_one_more_does_not():
     assert peaks[0] <= limit < peaks[1]
 
 
+@pytest.mark.parametrize("block_size, chunk", [(32, 32), (32, 100), (33, 32), (100, 32), (7, 5)])
+def test_the_largest_batch_of_a_chunked_loss_fits_too(block_size, chunk):
+    config = config_of(block_size=block_size, loss_chunk=chunk, vocab_size=3000)
+    for limit in (30 * 2**20, 60 * 2**20):
+        largest = largest_batch(config, CPU, limit)
+        assert largest * block_size > chunk
+        peaks = [
+            Timeline(schedule(dataclasses.replace(config, batch_size=b), CPU)).peak for b in (largest, largest + 1)
+        ]
+        assert peaks[0] <= limit < peaks[1]
+
+
 @pytest.mark.parametrize(
     "memory, words",
     [

@@ -528,3 +528,10 @@ def test_flags_go_for_both_of_two_configs(tmp_path, capsys):
     argv = ["--vocab_size=65", "--n_layer=2", "--batch_size=3", f"--vs={other}", "--gpu=t4", "--json"]
     assert accounting.main(argv) == 0
     assert json.loads(capsys.readouterr().out)["settings"] == {}  # each of its settings is overridden
+
+
+def test_a_loss_in_chunks_is_a_remedy_where_all_logits_were_asked_for():
+    config = resolve(replace(GPT2, batch_size=40, loss_chunk=None), RTX4090)
+    (best, *_) = remedies(config, RTX4090)["remedies"]
+    assert best["changes"] == {"loss_chunk": 512} and best["peak"] == peak(changed(config, best), RTX4090)
+    assert best["flops_ratio"] == 1 and best["tokens_per_step"] == config.tokens_per_step
