@@ -40,7 +40,8 @@ MAY_IMPORT = {
     "train": "accounting checkpoint config data.loader ledger measure model optimizer prediction timing tokenizer "
     "units",
     "sample": "checkpoint config measure model tokenizer",
-    "bench": "config hardware measure schedule timing units",
+    "bench": "config hardware measure model optimizer peer prediction schedule timing tokenizer units",
+    "peer": "config data.loader measure model optimizer",
     "report": "config hardware prediction roofline schedule units",
 }
 STANDARD_LIBRARY_ONLY = [
