@@ -311,34 +311,17 @@ def help_text(classes, positional):
 def check(config):
     """Raise ConfigError where settings contradict each other: the one place, for prediction and run alike."""
     c = config
-    for name in (
-        "n_layer",
-        "n_head",
-        "n_embd",
-        "block_size",
-        "batch_size",
-        "gradient_accumulation_steps",
-        "eval_interval",
-        "log_interval",
-        "mlp_context",
-    ):
-        require(getattr(c, name) >= 1, f"{name}={getattr(c, name)} must be at least 1")
-    for name in ("n_kv_head", "head_dim", "d_ff", "vocab_size", "eval_iters"):
-        require(
-            getattr(c, name) is None or getattr(c, name) >= 1, f"{name}={getattr(c, name)} must be at least 1, or None"
-        )
-    for name in (
-        "max_iters",
-        "warmup_iters",
-        "lr_decay_iters",
-        "learning_rate",
-        "min_lr",
-        "weight_decay",
-        "seed",
-        "sample_tokens",
-        "norm_eps",
-    ):
+    sizes = ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "gradient_accumulation_steps", "mlp_context")
+    optional = ("n_kv_head", "head_dim", "d_ff", "vocab_size", "eval_iters")
+    for name in (*sizes, *optional, "eval_interval", "log_interval"):
+        value, none = getattr(c, name), ", or None" if name in optional else ""
+        require(value is None or value >= 1, f"{name}={value} must be at least 1{none}")
+        require((value or 0) <= 10**9, f"{name}={value or 0:g} is beyond any machine: 1,000,000,000 at most")
+    steps = ("max_iters", "warmup_iters", "lr_decay_iters")
+    for name in (*steps, "learning_rate", "min_lr", "weight_decay", "seed", "sample_tokens", "norm_eps"):
         require(getattr(c, name) >= 0, f"{name}={getattr(c, name)} must not be negative")
+    for name in steps:
+        require(getattr(c, name) <= 10**12, f"{name}={getattr(c, name):g} is beyond any run: 10^12 at most")
     for name in ("dropout", "attn_dropout", "beta1", "beta2"):
         require(0 <= getattr(c, name) < 1, f"{name}={getattr(c, name)} must lie in [0, 1)")
     chunk = c.loss_chunk
@@ -360,11 +343,9 @@ def check(config):
         f"n_embd={round_up(c.n_embd, c.n_head)} does, or set head_dim",
     )
     kv = c.n_kv_head or c.n_head
-    require(
-        c.n_head % kv == 0,
-        f"n_head={c.n_head} does not divide by n_kv_head={kv}; it may be "
-        f"{', '.join(str(k) for k in range(1, c.n_head + 1) if c.n_head % k == 0)}",
-    )
+    if c.n_head % kv:
+        divisors = ", ".join(str(k) for k in range(1, min(c.n_head, 10**4) + 1) if c.n_head % k == 0)
+        raise ConfigError(f"n_head={c.n_head} does not divide by n_kv_head={kv}; it may be {divisors}")
     head_dim = c.head_dim or c.n_embd // c.n_head
     require(c.pos != "rope" or head_dim % 2 == 0, f"pos='rope' rotates pairs: head_dim={head_dim} must be even")
 

@@ -156,6 +156,30 @@ def test_the_peak_is_what_the_allocator_reached(shape, accumulation):
     assert 0 <= measured - Timeline(schedule(config, CPU)).peak <= SCALARS
 
 
+@pytest.mark.parametrize("shape", ["gpt2", "llama", "mlp", "chunked loss", "wide, few tokens"])
+def test_the_first_step_takes_what_every_other_takes(shape):
+    """The moments are there before it; without accumulation no step finds gradients."""
+    config = config_of(**GRID[shape])
+    step = Step(config)
+    first, *_ = profiled_peak(step, step.standing(), torch.device("cpu"))
+    assert 0 <= first - Timeline(schedule(config, CPU)).peak <= SCALARS
+
+
+@pytest.mark.parametrize("shape", ["gpt2", "llama", "mlp", "chunked loss, a rest"])
+def test_fewer_tokens_than_the_context_save_what_a_shorter_context_saves(shape):
+    config = config_of(**GRID[shape])
+    step, kept = Step(config), []
+    step.x, step.y = step.x[:, :20].contiguous(), step.y[:, :20].contiguous()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        step.forward()
+    of_the_model = {t.untyped_storage().data_ptr() for t in [*step.model.parameters(), *step.model.buffers()]}
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept}
+    saved = sum(n for pointer, n in storages.items() if pointer not in of_the_model)
+    s = schedule(dataclasses.replace(config, block_size=20), CPU)
+    read_back = {b for op in s.ops if op.phase == "backward" for b in op.reads if b.kind == "batch"}
+    assert saved == sum(b.bytes * count for b, count in Timeline(s).saved()) + sum(b.bytes for b in read_back)
+
+
 def test_the_peak_of_a_model_of_some_size_is_within_one_percent():
     config = config_of(dtype="bfloat16", n_layer=4, n_embd=256, block_size=128, batch_size=8, vocab_size=1000)
     step = Step(config)
@@ -260,6 +284,15 @@ def test_integers_are_integers_and_json_keys_are_there(capsys):
     for path in integers.split():
         group, key = path.split(".")
         assert type(printed[group][key]) is int, path
+    others = """flops.hardware_per_step memory.peak_at memory.timeline memory.kv_cache_per_token time.step_s
+        time.tokens_per_s time.total_s time.days fits max_batch_size roofline"""
+    for path in others.split():
+        value = printed
+        for key in path.split("."):
+            value = value[key]
+        assert value is not None, path
+    assert all(type(entry["bytes"]) is int for entry in printed["memory"]["timeline"])
+    assert max(entry["bytes"] for entry in printed["memory"]["timeline"]) == printed["memory"]["peak"]
     assert printed["flops"]["six_nd_per_token"] == 6 * printed["model"]["params"]
     assert printed["fits"] is True and printed["memory"]["peak_at"]
 

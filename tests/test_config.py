@@ -595,3 +595,17 @@ def test_nanogpts_finetuning_config_is_refused_by_line(written):
     assert refused([path]) == f"{path}:1: only `name = literal` lines are allowed; a config is read, never run"
     path = written("\n\nout_dir = 'out-shakespeare'\nwandb_run_name = 'ft-' + str(time.time())\n")
     assert refused([path]) == (f"{path}:4: the value of wandb_run_name is not a literal; a config is read, never run")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["n_embd=1e30", "block_size=1e300", "n_layer=1e12", "vocab_size=1e200", "batch_size=1e10", "max_iters=1e13"],
+)
+def test_absurd_sizes_are_refused(setting):
+    name, _, value = setting.partition("=")
+    with pytest.raises(ConfigError, match=f"{name}=.*is beyond any"):
+        check(dataclasses.replace(DEFAULTS, **{name: int(float(value))}))
+
+
+def test_large_sizes_are_checked_at_once():
+    check(dataclasses.replace(DEFAULTS, n_head=10**9, n_embd=10**9))
