@@ -47,6 +47,9 @@ def report(config, device, prediction):
         f"backward, {ratio:.2f} x 6N"
     )
     yield "            (all matmuls, attention in full as PaLM counts it; N: all parameters)"
+    if flops["hardware_per_step"] > flops["per_step"]:
+        more = flops["hardware_per_step"] / flops["per_step"]
+        yield f"            {more:.2f} x that in hardware: recompute={c.recompute!r} makes again what backward needs"
     rows = [
         ("parameters", memory["params"], "float32"),
         ("gradients", memory["gradients"], "float32, complete at the end of backward"),

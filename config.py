@@ -83,6 +83,7 @@ class Config:
     device: str = "auto"  # auto | cpu | cuda | cuda:1 | mps
     dtype: Auto | Literal["float32", "bfloat16", "float16"] = "auto"  # of matmuls; auto: bfloat16 where native
     compile: Auto | bool = "auto"  # torch.compile; auto: on CUDA only
+    recompute: Literal["none", "attention", "block"] = "none"  # what backward computes again instead of keeping it
     loss_chunk: Auto | int | None = "auto"  # tokens whose logits exist at a time; None: all; auto: fewer if many
     backend: str = "nccl"  # of torch.distributed, for runs of several processes
     seed: int = 1337

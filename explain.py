@@ -142,7 +142,7 @@ def time(s, flops, t):
     else:
         device, peak, kinds, times = s.device, s.device.peak(s.config.dtype), Counter(), Counter()
         for op in (op for op in s.ops if op.kind):
-            what = f"{op.kind} gradient" if op.phase == "backward" and op.kind != "add gradients" else op.kind
+            what = f"{op.kind} gradient" if op.is_gradient and op.kind != "add gradients" else op.kind
             kinds[what] += op.times * expected_seconds(op, device, peak, device.bandwidth)[0]
             times[what] += op.times
         for what, seconds in kinds.most_common():

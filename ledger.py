@@ -153,7 +153,7 @@ def compare(prediction: dict, measured: dict, compiled: bool = False) -> list[di
     attained = step_s and flops["per_step"] / step_s
     pairs = {
         "peak memory": (memory["peak"], measured["peak_bytes"]),
-        "FLOPs per step": (flops["per_step"], measured["flops_per_step"]),
+        "FLOPs per step": (flops["hardware_per_step"], measured["flops_per_step"]),
         "step time": (time["step_s"], step_s),
         "tokens/s": (time["tokens_per_s"], step_s and flops["tokens_per_step"] / step_s),
         "MFU": (time["mfu"], attained and time["peak_flops"] and attained / time["peak_flops"]),

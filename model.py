@@ -8,12 +8,14 @@ Shapes:  B batch   T positions of the input   S positions in the cache   C width
 
 import math
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from hardware import operation_dtype
 from loss import ChunkedCrossEntropy
@@ -187,11 +189,20 @@ class Block(nn.Module):
 
     def forward(self, x: Float[Tensor, "B T C"], angles=None, cache: KVCache | None = None) -> Float[Tensor, "B T C"]:
         if hasattr(self, "attn"):
-            x = x + self.dropout(self.attn(self.norm1(x), angles, cache))
+            attend = recomputed(self.attn) if self.config.recompute == "attention" else self.attn
+            x = x + self.dropout(attend(self.norm1(x), angles, cache))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
     def dropout(self, x):
         return F.dropout(x, self.config.dropout, self.training) if self.config.dropout else x
+
+
+def recomputed(module):
+    """Return the module as a function that keeps its inputs alone, and runs again in backward for what that needs."""
+    if not torch.is_grad_enabled():
+        return module
+    c = module.config
+    return partial(checkpoint, module, use_reentrant=False, preserve_rng_state=bool(c.dropout or c.attn_dropout))
 
 
 class LanguageModel(nn.Module):
@@ -221,7 +232,8 @@ class LanguageModel(nn.Module):
             x = F.dropout(x, self.config.dropout, self.training)
         angles = self.angles(start, idx.shape[1])
         for block in self.blocks:
-            x = block(x, angles, cache)
+            run = recomputed(block) if self.config.recompute == "block" else block
+            x = run(x, angles, cache)
         if cache:
             cache.length += idx.shape[1]
         return self.norm(x)

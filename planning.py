@@ -103,14 +103,21 @@ def shorter(config, device, memory_bytes):
     return best if best.block_size < config.block_size else None
 
 
-CHANGED = ("dtype", "loss_chunk", "block_size", "batch_size", "gradient_accumulation_steps")  # by the remedies
+CHANGED = (
+    "dtype",
+    "loss_chunk",
+    "recompute",
+    "block_size",
+    "batch_size",
+    "gradient_accumulation_steps",
+)  # by the remedies
 
 
 def remedies(config, device, memory_bytes=None, mfu=ASSUMED_MFU):
     """Return what makes a resolved config fit, best first, each with its memory and its price; no remedy if it fits.
 
-    The remedies are those this trainer has: smaller micro-batches, a loss in chunks, half precision, a shorter context;
-    sharding stands apart, as arithmetic. First come those
+    The remedies are those this trainer has: smaller micro-batches, a loss in chunks, recomputation, half precision, a
+    shorter context; sharding stands apart, as arithmetic. First come those
     that keep the context, then those that take the least time per token. The ratios are per token, to the config's own.
     """
     memory_bytes = room(device, memory_bytes)
@@ -122,13 +129,14 @@ def remedies(config, device, memory_bytes=None, mfu=ASSUMED_MFU):
         dtypes = ()
     # in chunks or not, as asked for; and as "auto" has it, where that is in chunks
     chunks = {config.loss_chunk, config.loss_chunk or chunk_of(config.tokens_per_micro_step, config.vocab_size)}
-    starts = [replace(config, dtype=dtype, loss_chunk=chunk) for dtype in dtypes for chunk in chunks]
+    again = {config.recompute, "block"}
+    starts = [replace(config, dtype=t, loss_chunk=n, recompute=r) for t in dtypes for n in chunks for r in again]
     for variant in (way(start, device, memory_bytes) for start in starts for way in (refit, shorter)):
         if variant is None:
             continue
         after = predict(variant, device, memory_bytes, mfu)
-        flops = after["flops"]["per_step"] / variant.tokens_per_step
-        flops_ratio = flops * config.tokens_per_step / before["flops"]["per_step"]
+        flops = after["flops"]["hardware_per_step"] / variant.tokens_per_step
+        flops_ratio = flops * config.tokens_per_step / before["flops"]["hardware_per_step"]
         peaks = device.peak(config.dtype), device.peak(variant.dtype)
         time_ratio = flops_ratio * peaks[0] / peaks[1] if all(peaks) else None
         changes = {n: getattr(variant, n) for n in CHANGED if getattr(variant, n) != getattr(config, n)}

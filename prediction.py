@@ -82,6 +82,8 @@ class Timeline:
         if buffer.kind in CATEGORIES:
             return CATEGORIES[buffer.kind]
         born = self.schedule.ops[self.first[buffer]]
+        if born.again:
+            return "recomputed activations"
         if born.group in ("head", "loss"):
             return "logits and loss"
         return "saved activations" if born.phase == "forward" else "gradients of activations"
@@ -116,7 +118,7 @@ def predict(config, device, memory_bytes=None, mfu=None):
     s = schedule(config, device)
     model, flops, memory = parameters(s), step_flops(s), step_memory(s)
     memory["available"] = memory_bytes or device.memory_bytes
-    time = step_time(s, flops["per_step"], mfu)
+    time = step_time(s, flops, mfu)
     fits = memory["peak"] <= memory["available"] if memory["available"] else None
     return {"model": model, "flops": flops, "memory": memory, "time": time, "fits": fits}
 
@@ -137,12 +139,17 @@ def step_flops(s):
 
     per_step: every matmul, attention over all T^2 pairs of positions (PaLM's); causal_per_step: over the T (T + 1) / 2
     that the mask leaves; six_nd_per_token: 2 forward and 4 backward for each parameter, attention left out.
-    hardware_per_step has recomputation in it, of which there is none yet: it is per_step.
+    hardware_per_step has what backward computes again in it, the others have not.
     """
     T, tokens = s.config.block_size, s.config.tokens_per_step
-    total, pairs, forward = (
+    total, pairs, forward, again = (
         sum(op.flops * op.times for op in s.ops if chosen(op))
-        for chosen in (lambda op: True, lambda op: op.is_attention, lambda op: op.phase == "forward")
+        for chosen in (
+            lambda op: not op.again,
+            lambda op: op.is_attention and not op.again,
+            lambda op: op.phase == "forward",
+            lambda op: op.again,
+        )
     )
     return {
         "tokens_per_step": tokens,
@@ -151,7 +158,7 @@ def step_flops(s):
         "per_token": total // tokens,
         "per_step": total,
         "causal_per_step": total - pairs + pairs * (T + 1) // (2 * T),
-        "hardware_per_step": total,
+        "hardware_per_step": total + again,
     }
 
 
@@ -203,8 +210,9 @@ def step_time(s, flops, mfu=None):
     """Return the seconds of a step and a run, and what they rest on; None where nothing is known.
 
     Where operations were timed on the device, they are summed, with what a CPU's cores take longer where one reads what
-    another wrote, which an operation run alone does not meet; else FLOPs over the peak, times an assumed MFU: the one
-    given, which always counts, or ASSUMED_MFU. `band` is how far the measured time may be from it, as a fraction.
+    another wrote, which an operation run alone does not meet. Else it is the hardware's FLOPs over the peak, times an
+    assumed utilisation: the one given, which always counts, or ASSUMED_MFU. `band` is how far the measured time may be
+    from it, as a fraction.
     """
     c, device = s.config, s.device
     peak, bandwidth = device.peak(c.dtype), device.bandwidth
@@ -215,10 +223,10 @@ def step_time(s, flops, mfu=None):
         step_s = sum(seconds * op.times for seconds, _, op in found)
         step_s += device.crossing * sum(op.cached_bytes * op.times for op in s.ops)
         basis, band = ("timed", TIMED_BAND) if all(timed for _, timed, _ in found) else ("estimated", ESTIMATED_BAND)
-        mfu = flops / (step_s * peak)
+        mfu = flops["per_step"] / (step_s * peak)
     elif peak:
-        mfu = mfu or ASSUMED_MFU
-        step_s = flops / (peak * mfu)
+        step_s = flops["hardware_per_step"] / (peak * (mfu or ASSUMED_MFU))
+        mfu = flops["per_step"] / (step_s * peak)
     if peak and bandwidth:
         least_s = sum(op.least_seconds(peak, bandwidth) * op.times for op in s.ops)
     return {

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from hardware import operation_dtype
 
+RANDOM_STATE = 5056  # bytes of a CPU's generator
 SIZES = {"float64": 8, "int64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "bool": 1}  # bytes
 
 
@@ -52,6 +53,7 @@ class Op:
     kind: str = ""  # what is computed, from what, to what: the same for an operation and for its gradient
     inputs: tuple[Buffer, ...] = ()
     output: Buffer | None = None
+    again: bool = False  # whether it repeats in backward what forward did and did not keep
 
     @property
     def flops(self):
@@ -60,7 +62,11 @@ class Op:
     @property
     def is_attention(self):
         """Whether its matmuls are those of scores and values, which see each pair of positions."""
-        return self.name.split(":")[0] in ("attention", "scores", "weighted values")
+        return self.kind in ("attention", "scores", "weighted values")
+
+    @property
+    def is_gradient(self):
+        return self.phase == "backward" and not self.again
 
     @property
     def bytes(self):
@@ -89,7 +95,7 @@ class Op:
         """Return (what, of which shapes) as text: operations of one key take the same time."""
         buffers = (*self.inputs, self.output)
         dtypes, shapes = [b.dtype for b in buffers], ["x".join(map(str, b.shape)) or "1" for b in buffers]
-        kind = f"{self.kind} gradient" if self.phase == "backward" else self.kind
+        kind = f"{self.kind} gradient" if self.is_gradient else self.kind
         return f"{kind}: {', '.join(dtypes[:-1])} -> {dtypes[-1]}", f"{', '.join(shapes[:-1])} -> {shapes[-1]}"
 
     @property
@@ -116,6 +122,7 @@ class Tape:
         self.params, self.uses = {}, Counter()
         self.gradient, self.grads = {}, {}  # on their way, by buffer; complete, by parameter
         self.group, self.phase, self.micro_steps, self.layer, self.repeat = "", "forward", 1, None, 1
+        self.again = False
 
     def param(self, name, *shape):
         parameter = self.params.setdefault(name, Buffer(name, shape, "float32", "param", repeat=self.repeat))
@@ -124,8 +131,9 @@ class Tape:
 
     def emit(self, name, reads, writes, matmuls=(), computes=("", (), None)):
         where, times = (self.group, self.phase), self.micro_steps * self.repeat
-        op = Op(name, *where, tuple(reads), tuple(writes), tuple(matmuls), times, self.layer, self.repeat, *computes)
-        self.ops.append(op)
+        name = f"{name}, again" if self.again else name
+        place = times, self.layer, self.repeat
+        self.ops.append(Op(name, *where, tuple(reads), tuple(writes), tuple(matmuls), *place, *computes, self.again))
 
     def apply(
         self, name, inputs, shape, dtype, saved=(), extra=(), matmuls=(), back=(), temps=(), kind=None, constants=()
@@ -149,7 +157,7 @@ class Tape:
             for x, result in zip(inputs, results, strict=True):
                 self.arrive(x, result)
 
-        self.on_backward(gradient)
+        self.on_backward(gradient, saved)
         return y
 
     def arrive(self, x, gradient):
@@ -176,17 +184,58 @@ class Tape:
                     complete.kind = "grad"
                     self.grads[x] = complete
 
-    def on_backward(self, gradient):
+    def on_backward(self, gradient, saved=()):
         """Have gradient() record the operations that undo what was just recorded, as part of the same layer."""
-        self.undo.append((self.group, self.layer, self.repeat, gradient))
+        self.undo.append((self.group, self.layer, self.repeat, gradient, self.ops[-1] if saved else None))
 
     def backward(self, loss):
         self.phase = "backward"
         self.gradient[loss] = Buffer("gradient of loss", loss.shape, loss.dtype)
         while self.undo:
-            self.group, self.layer, self.repeat, gradient = self.undo.pop()
+            self.group, self.layer, self.repeat, gradient, _ = self.undo.pop()
             gradient()
         self.phase, self.layer, self.repeat = "forward", None, 1
+
+    def recomputed(self, run, x):
+        """Record run(x) so that only its result stays of what it makes: backward runs it again (torch's checkpoint).
+
+        Again up to the last operation that keeps something, which is not computed: what it keeps are its inputs. And
+        only once the first gradient wants what was kept.
+        """
+        mark, uses, state = len(self.undo), self.uses.copy(), ()
+        if (self.config.dropout or self.config.attn_dropout) and self.device.kind == "cpu":
+            state = (Buffer("state of the random generator", (RANDOM_STATE,), "bool"),)
+            self.emit("keep the random state", (), state)
+        y = run(x)
+        del self.undo[mark:]
+        self.uses = uses
+
+        def gradient():
+            mark, before, copies = len(self.undo), self.ops, self.copies
+            self.ops, self.copies, self.again = [], {}, True
+            self.gradient[run(x)] = self.gradient.pop(y)
+            undo = self.undo[mark:]
+            del self.undo[mark:]
+            last = next(op for *_, op in reversed(undo) if op)
+            again = self.ops[: self.ops.index(last)]
+            self.ops = []
+            now = tuple(dataclasses.replace(own) for own in state)  # the generator's own, put back at the end
+            self.emit("go back to the random state", state, now)
+            again, self.ops = [*self.ops, *again], []
+            if last.kind == "dropout":  # its mask is made before what it masks
+                again.append(dataclasses.replace(last, writes=last.writes[1:]))
+            self.emit("leave autocast", (*self.copies.values(), *now), ())
+            again += self.ops
+            self.ops, self.copies, self.again = before, copies, False
+            for self.group, self.layer, self.repeat, undo_one, saving in reversed(undo):
+                if saving and again:
+                    self.ops += again
+                    again = ()
+                undo_one()
+            self.emit("forget the inputs", (x, *state), ())
+
+        self.on_backward(gradient)
+        return y
 
     # --- operations that layers share
 
@@ -205,8 +254,12 @@ class Tape:
         """x W^T + b over the last axis, (rows, k) x (k, n), in the dtype of matmuls; its gradient is two such."""
         k, dtype = x.shape[-1], operation_dtype("matmul", self.config.dtype, self.device.kind)
         rows = x.numel // k
-        x, w = self.cast(x, dtype), self.cast(weight or self.param(f"{name}.weight", n, k), dtype)
-        inputs = (x, w, self.cast(self.param(f"{name}.bias", n), dtype)) if bias else (x, w)
+        # autocast takes the arguments from the last to the first
+        w, b = weight or self.param(f"{name}.weight", n, k), self.param(f"{name}.bias", n) if bias else None
+        b = self.cast(b, dtype) if bias else None
+        w = self.cast(w, dtype)
+        x = self.cast(x, dtype)
+        inputs = (x, w, b) if bias else (x, w)
         forward, to_x, to_w = (1, rows, k, n), (1, rows, n, k), (1, n, rows, k)
         matmuls = {"matmuls": [forward], "back": [to_x, to_w]}
         return self.apply(name, inputs, (*x.shape[:-1], n), dtype, (x, w), **matmuls, kind="linear")
@@ -350,16 +403,26 @@ def feed_forward(tape, x, name):
 
 def block(tape, x, layer, repeat=1):
     c = tape.config
-    tape.layer, tape.repeat = layer, repeat
-    if c.model == "transformer":
+
+    def attend(normed):
+        return attention(tape, normed, f"blocks.{layer}.attn")
+
+    def run(x):
+        tape.layer, tape.repeat = layer, repeat
+        if c.model == "transformer":
+            tape.group = "norm"
+            normed = tape.norm(f"blocks.{layer}.norm1", x)
+            tape.group = "attention"
+            branch = tape.recomputed(attend, normed) if recompute == "attention" else attend(normed)
+            x = tape.add(x, tape.dropout(branch, c.dropout))
         tape.group = "norm"
-        normed = tape.norm(f"blocks.{layer}.norm1", x)
-        tape.group = "attention"
-        x = tape.add(x, tape.dropout(attention(tape, normed, f"blocks.{layer}.attn"), c.dropout))
-    tape.group = "norm"
-    normed = tape.norm(f"blocks.{layer}.norm2", x)
-    tape.group = "mlp"
-    x = tape.add(x, tape.dropout(feed_forward(tape, normed, f"blocks.{layer}.mlp"), c.dropout))
+        normed = tape.norm(f"blocks.{layer}.norm2", x)
+        tape.group = "mlp"
+        return tape.add(x, tape.dropout(feed_forward(tape, normed, f"blocks.{layer}.mlp"), c.dropout))
+
+    recompute = c.recompute if tape.past is None else "none"
+    tape.layer, tape.repeat = layer, repeat
+    x = tape.recomputed(run, x) if recompute == "block" else run(x)
     tape.layer, tape.repeat = None, 1
     return x
 

@@ -16,7 +16,7 @@ def step(config, device):
     """Return (peak bytes, FLOPs, bytes moved) of a step."""
     p = predict(config, device)
     moved = sum(op.bytes * op.times for op in schedule(config, device).ops)
-    return p["memory"]["peak"], p["flops"]["per_step"], moved
+    return p["memory"]["peak"], p["flops"]["hardware_per_step"], moved
 
 
 def techniques(config, device):
@@ -48,13 +48,9 @@ def techniques(config, device):
         why = "a tile of scores at a time, none kept: backward computes them again, uncounted here (Dao et al. 2022)"
         row("flash attention", "T x T scores, softmax kept", without, here, why)
 
-    kept = predict(c, device)["memory"]["activations"]
-    inputs = c.n_layer * 4 * c.batch_size * c.block_size * c.n_embd
-    blocks = [op for op in schedule(c, device).ops if op.layer is not None and op.phase == "forward"]
-    again = [sum(getattr(op, key) * op.times for op in blocks) for key in ("flops", "bytes")]
-    with_it = (here[0] - max(0, kept - kept // c.n_layer - inputs), here[1] + again[0], here[2] + again[1])
-    why = "each block keeps its input and runs forward again in backward: arithmetic, not a setting of this version"
-    row("recomputation", "all activations kept", here, with_it, why)
+    kept, again = (step(replace(c, recompute=how), device) for how in ("none", "block"))
+    why = "each block keeps its input, and backward runs it again but for its last matmul"
+    row("recomputation", "all activations kept", kept, again, why)
 
     sequences = c.batch_size * c.gradient_accumulation_steps
     n = max(n for n in (8, 4, 2, 1) if sequences % n == 0)

@@ -118,7 +118,7 @@ def runner(op, device: torch.device):
     if op.kind in ("add gradients", "gradient norm") or op.kind.startswith("chunk"):
         inputs = [x.detach() for x in inputs]
         return lambda: RUN[op.kind](y, *inputs), lambda: None
-    if op.phase == "forward":
+    if not op.is_gradient:
         return lambda: RUN[op.kind](y, *inputs), lambda: None
     outputs = RUN[op.kind](y, *inputs)
     outputs = outputs if isinstance(outputs, list) else [outputs]

@@ -52,6 +52,24 @@ GRID = {
 }  # fmt: skip
 
 
+RECOMPUTED = {
+    f"{name}, {recompute}": {**GRID[name], "recompute": recompute}
+    for name in (
+        "gpt2",
+        "gpt2 with bias, untied",
+        "dropout",
+        "attn_dropout with groups",
+        "llama",
+        "qk_norm, relu2, rope",
+        "mlp",
+        "chunked loss",
+    )
+    for recompute in ("attention", "block")
+    if not (name == "mlp" and recompute == "attention")
+}
+ALL = {**GRID, **RECOMPUTED}
+
+
 def config_of(**settings):
     accumulation = {"gradient_accumulation_steps": 1}
     return resolve(Config(**{**SMALL, **accumulation, "dtype": "float32", **settings}), CPU)
@@ -100,9 +118,9 @@ def test_parameters_are_the_models_own_name_by_name(shape):
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
-@pytest.mark.parametrize("shape", GRID)
+@pytest.mark.parametrize("shape", ALL)
 def test_flops_equal_what_torch_counts(shape, accumulation):
-    config = config_of(gradient_accumulation_steps=accumulation, **GRID[shape])
+    config = config_of(gradient_accumulation_steps=accumulation, **ALL[shape])
     with torch.device("meta"):
         model = build(config)
     assert total_flops(config) == counted_flops(model, config)
@@ -124,13 +142,18 @@ def test_saved_bytes_equal_what_autograd_saves(shape, dtype):
     assert predicted == saved and loss.requires_grad
 
 
+def bias_too_early(config):
+    """Return the bytes of a bias's gradient, which a recomputed matmul makes when what it kept is gone already."""
+    return 4 * config.n_embd if config.bias and config.recompute == "block" else 0
+
+
 SCALARS = 64  # bytes: the loss, its parts and the optimizer's few numbers, which the schedule leaves out
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("shape", GRID)
+@pytest.mark.parametrize("shape", ALL)
 def test_the_peak_is_that_of_torchs_memory_tracker(shape, dtype):
-    config = config_of(dtype=dtype, **GRID[shape])
+    config = config_of(dtype=dtype, **ALL[shape])
     step = Step(config)
     step()  # the steady step is what is predicted
     tracker = MemTracker()
@@ -138,7 +161,9 @@ def test_the_peak_is_that_of_torchs_memory_tracker(shape, dtype):
     with tracker:
         step()
     (measured,) = (device["Total"] for device in tracker.get_tracker_snapshot("peak").values())
-    assert 0 <= measured - Timeline(schedule(config, CPU)).peak <= SCALARS
+    t = Timeline(schedule(config, CPU))
+    unseen = sum(b.bytes * n for b, n in t.alive(t.peak_op) if "random" in b.name)  # made outside of what it tracks
+    assert -bias_too_early(config) <= measured - (t.peak - unseen) <= SCALARS
 
 
 TIED = {"batch_size": 1, "block_size": 7, "vocab_size": 2000}  # its two gradients meet at the peak
@@ -146,14 +171,14 @@ TIED = {"tied, few tokens": TIED, "tied, few tokens, chunked loss": TIED | {"los
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
-@pytest.mark.parametrize("shape", [*GRID, *TIED])
+@pytest.mark.parametrize("shape", [*ALL, *TIED])
 def test_the_peak_is_what_the_allocator_reached(shape, accumulation):
     """In float32: on a CPU a bfloat16 matmul takes scratch memory of its own, which shows in models so small."""
-    config = config_of(gradient_accumulation_steps=accumulation, **{**GRID, **TIED}[shape])
+    config = config_of(gradient_accumulation_steps=accumulation, **{**ALL, **TIED}[shape])
     step = Step(config)
     step()
     measured, *_ = profiled_peak(step, step.standing(), torch.device("cpu"))
-    assert 0 <= measured - Timeline(schedule(config, CPU)).peak <= SCALARS
+    assert -bias_too_early(config) <= measured - Timeline(schedule(config, CPU)).peak <= SCALARS
 
 
 @pytest.mark.parametrize("shape", ["gpt2", "llama", "mlp", "chunked loss", "wide, few tokens"])
@@ -301,6 +326,8 @@ DEEP = {
     "gpt2": {"dropout": 0.1, "attn_dropout": 0.1, "bias": True},
     "llama": {**LLAMA, "qk_norm": True},
     "mlp": {"model": "mlp", "mlp_context": 3},
+    "blocks recomputed": {"recompute": "block", "bias": True, "dropout": 0.1},
+    "attention recomputed": {**LLAMA, "recompute": "attention"},
     "activations outweigh gradients": {"block_size": 64, "batch_size": 2},
     "gradients outweigh activations": {"block_size": 4, "batch_size": 1, "vocab_size": 30},
 }

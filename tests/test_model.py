@@ -372,3 +372,23 @@ def test_gradients_reach_every_parameter(settings):
     model = randomise(model_of(**settings))
     model(tokens(model.config), tokens(model.config)).backward()
     assert all(p.grad is not None and p.grad.any() for p in model.parameters())
+
+
+# --- recomputation
+
+
+@pytest.mark.parametrize("settings", [{}, {"dropout": 0.1, "attn_dropout": 0.1}, {"loss_chunk": 7}, {"model": "mlp"}])
+@pytest.mark.parametrize("recompute", ["attention", "block"])
+def test_recomputation_changes_no_bit_of_loss_and_gradients(recompute, settings):
+    idx = torch.randint(50, (2, 12), generator=torch.Generator().manual_seed(0))
+
+    def run(how):
+        model = randomise(model_of(**{"dropout": 0.0, "vocab_size": 50, "dtype": "bfloat16"} | settings, recompute=how))
+        torch.manual_seed(3)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(idx, idx)
+        loss.backward()
+        return [loss.detach(), *(p.grad for p in model.parameters())]
+
+    for kept, again in zip(run("none"), run(recompute), strict=True):
+        assert torch.equal(kept, again)

@@ -179,11 +179,16 @@ def test_each_remedy_fits_and_nothing_smaller_was_needed(share):
 
 
 def test_a_shorter_context_is_the_way_where_not_even_one_sequence_fits():
+    """Or recomputation; of what does without it, there is one way."""
+
+    def without_recomputation(config, memory):
+        return [r for r in remedies(config, CPU, memory)["remedies"] if "recompute" not in r["changes"]]
+
     config = resolve(replace(SMALL, batch_size=2, block_size=1024, pos="rope"), CPU)
     memory = peak(replace(config, batch_size=1), CPU) - 1
-    (only,) = remedies(config, CPU, memory)["remedies"]
+    (only,) = without_recomputation(config, memory)
     assert only["changes"] == {"block_size": 512, "gradient_accumulation_steps": 6}
-    (only,) = remedies(replace(config, batch_size=1024), CPU, memory // 2)["remedies"]
+    (only,) = without_recomputation(replace(config, batch_size=1024), memory // 2)
     assert only["changes"] == {"block_size": 256, "batch_size": 1, "gradient_accumulation_steps": 12288}
 
 
@@ -216,14 +221,16 @@ def test_a_further_micro_step_costs_the_gradients_it_keeps():
 def test_an_mlps_context_is_never_shorter_than_its_window():
     config = resolve(replace(SMALL, model="mlp", mlp_context=8, block_size=16, batch_size=1, vocab_size=3000), CPU)
     blocks = {size: peak(replace(config, block_size=size), CPU) for size in (8, 4)}
-    (only,) = remedies(config, CPU, blocks[8])["remedies"]
-    assert only["changes"]["block_size"] == 8
+    assert {r["changes"]["block_size"] for r in remedies(config, CPU, blocks[8])["remedies"]} == {8}
     assert remedies(config, CPU, blocks[4])["remedies"] == []
 
 
 def test_half_precision_comes_first_where_it_is_faster_and_is_the_cards_own():
     config = resolve(replace(GPT2, dtype="float32", batch_size=64, gradient_accumulation_steps=8), V100)
-    found = remedies(config, V100)["remedies"]
+    every = remedies(config, V100)["remedies"]
+    found = [r for r in every if "recompute" not in r["changes"]]
+    again = [r for r in every if "recompute" in r["changes"] and "block_size" not in r["changes"]]
+    assert again and all(1.1 < r["flops_ratio"] < 4 / 3 for r in again)
     assert [r["changes"].get("dtype") for r in found] == ["float16", None, "float16", None]
     assert ["block_size" in r["changes"] for r in found] == [False, False, True, True]
     assert math.isclose(found[0]["time_ratio"], 15.7 / 125) and found[0]["flops_ratio"] == 1

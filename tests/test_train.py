@@ -525,7 +525,7 @@ def test_the_ledger_holds_the_prediction_against_the_run(run, tmp_path):
 def test_a_row_outside_its_band_is_marked():
     prediction = {
         "memory": {"peak": 10**9, "checkpoint": 2 * 10**9},
-        "flops": {"per_step": 400, "tokens_per_step": 100},
+        "flops": {"per_step": 400, "hardware_per_step": 400, "tokens_per_step": 100},
         "time": {"step_s": 1.0, "tokens_per_s": 100.0, "mfu": 0.4, "peak_flops": 1000.0,
                  "basis": "assumed", "band": 0.5},
     }  # fmt: skip
