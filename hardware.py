@@ -69,6 +69,11 @@ def operation_dtype(kind, dtype, device_kind):
     return dtype if found == "autocast" else found
 
 
+# How much the chunked loss does at a time, for loss.py and the schedule alike.
+CACHED_NUMBERS = 2**20  # float32 numbers that stay in a CPU's cache from one operation to the next
+HEAD_COLUMNS = 2**13  # rows of the head's gradient, which is added up in float32, that are in the matmuls' dtype
+
+
 # --- accelerators that a table knows
 
 

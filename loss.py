@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-CACHED = 2**21  # float32 numbers at a time on a CPU, so that they stay in its cache from one operation to the next
-COLUMNS = 2**13  # of the head, whose gradient is added up in float32: as many are at a time in the matmuls' dtype
+from hardware import CACHED_NUMBERS, HEAD_COLUMNS
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
@@ -50,17 +49,18 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
 def turn_into_gradient(logits: Float[Tensor, "R V"], targets: Int[Tensor, " R"], scale) -> Float[Tensor, ""]:
     """Return the sum of the rows' losses, and turn logits into scale times its gradient: softmax less the one-hot."""
-    at_a_time = max(1, CACHED // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
+    at_a_time = max(1, CACHED_NUMBERS // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     total = torch.zeros((), device=logits.device)
     for rows, ids in zip(logits.split(at_a_time), targets.split(at_a_time), strict=True):
-        p = F.log_softmax(rows, -1, dtype=torch.float32)
-        total += F.nll_loss(p, ids, reduction="sum")
-        p.exp_()[torch.arange(len(ids), device=ids.device), ids] -= 1
+        p, own = F.softmax(rows, -1, dtype=torch.float32), ids[:, None]
+        # log sum exp, by the largest: its probability is at least 1 / V
+        total += (rows.amax(-1, True).float() - p.amax(-1, True).log() - rows.gather(1, own).float()).sum()
+        p.scatter_(1, own, p.gather(1, own) - 1)
         rows.copy_(p.mul_(scale))
     return total
 
 
 def add_head_gradient(dlogits: Float[Tensor, "R V"], x: Float[Tensor, "R C"], dweight: Float[Tensor, "V C"]):
     """Add dlogits^T x to the gradient of the head, which is in float32 and so adds up without rounding."""
-    for columns, d in zip(dlogits.split(COLUMNS, 1), dweight.split(COLUMNS), strict=True):
+    for columns, d in zip(dlogits.split(HEAD_COLUMNS, 1), dweight.split(HEAD_COLUMNS), strict=True):
         d += columns.mT @ x

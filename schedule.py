@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from hardware import operation_dtype
+from hardware import CACHED_NUMBERS, HEAD_COLUMNS, operation_dtype
 
 RANDOM_STATE = 5056  # bytes of a CPU's generator
 SIZES = {"float64": 8, "int64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "bool": 1}  # bytes
@@ -492,8 +492,8 @@ def chunked_loss(tape, x, weight, targets):
         tape.micro_steps = micro_steps * times
         part, dpart = (Buffer(f"{b.name} of a chunk", (n, C), x.dtype, base=b) for b in (x, dx))
         logits = Buffer("logits of a chunk", (n, V), x.dtype)
-        columns = Buffer("gradient of columns", (min(V, 2**13), C), x.dtype)
-        cached = min(n, max(1, 2**21 // V)) if tape.device.kind == "cpu" else n
+        columns = Buffer("gradient of columns", (min(V, HEAD_COLUMNS), C), x.dtype)
+        cached = min(n, max(1, CACHED_NUMBERS // V)) if tape.device.kind == "cpu" else n
         fused = x.dtype == "float32" or tape.device.kind == "cuda"  # else a copy in float32 comes before the softmax
         scratch = [Buffer("softmax", (cached, V), "float32") for _ in range(1 if fused else 2)]
 

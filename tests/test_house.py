@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "cluster": "config prediction schedule units",
     "techniques": "cluster prediction schedule units",
     "accounting": "cluster config explain hardware planning prediction roofline schedule techniques tensors units",
-    "loss": "",
+    "loss": "hardware",
     "model": "hardware loss",  # for the one table of operations' dtypes
     "optimizer": "",
     "tokenizer": "config",
