@@ -6,7 +6,9 @@ Nothing is fetched unless a vocabulary is asked for by its name and is not in ti
 import base64
 import difflib
 import queue
+import re
 import threading
+from concurrent.futures import Future
 
 import numpy as np
 import tiktoken
@@ -15,6 +17,11 @@ import tiktoken.load
 from config import ConfigError
 
 END_OF_TEXT = "<|endoftext|>"
+# A learnt vocabulary's: the least size has no merge, the largest is a bound on mistyped ones.
+SMALLEST, LARGEST = 257, 1_000_000
+GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+# GPT-2's way to write bytes as text, which tokenizers has too: these stand for themselves, others for U+0100 and up.
+PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
 
 
 class Tokenizer:
@@ -24,7 +31,8 @@ class Tokenizer:
         {"kind": "byte"}
         {"kind": "char", "chars": "the characters, in order of their ids"}
         {"kind": "tiktoken", "name": ..., "pat_str": ..., "mergeable_ranks": [...], "special_tokens": {text: id}}
-    where mergeable_ranks lists the tokens' bytes as base64 in order of their ids, None where an id is no such token.
+    where mergeable_ranks lists the tokens' bytes as base64 in order of their ids, None where an id is no such token;
+    the last is also the form of a vocabulary that was learnt here.
     From a tiktoken definition that has nothing but a name, `definition` is completed by tiktoken's own vocabulary.
     """
 
@@ -44,6 +52,11 @@ class Tokenizer:
     def of_characters(cls, characters):
         """Return the tokenizer with one id per character, in the order of their code points."""
         return cls({"kind": "char", "chars": "".join(sorted(set(characters)))})
+
+    @classmethod
+    def trained(cls, size, texts, sample):
+        """Return a byte-level BPE tokenizer of `size` ids, learnt from texts; checked on the texts of `sample`."""
+        return cls(learn(size, texts, sample))
 
     def encode(self, text):
         return self.encode_array(text).tolist()
@@ -137,10 +150,92 @@ def define(encoding):
     }
 
 
+def bpe_size(name):
+    """Return the vocabulary size of a tokenizer's name like bpe:4096, end of text included; None for other names."""
+    kind, _, size = name.partition(":")
+    if kind != "bpe":
+        return None
+    if not (re.fullmatch("[0-9]{1,7}", size) and SMALLEST <= int(size) <= LARGEST):
+        raise ConfigError(
+            f"--tokenizer={name}: after bpe: comes the size of the vocabulary, as in bpe:4096, from {SMALLEST} (the "
+            f"bytes and the end of text) to {LARGEST:,}"
+        )
+    return int(size)
+
+
+def learn(size, texts, sample):
+    """Return the definition of a vocabulary of `size` ids: the bytes, the merges of a byte-level BPE, end of text.
+
+    The package tokenizers learns the merges from texts, of pairs that occur twice at least, the same ones each time;
+    tiktoken encodes. Both cut text by GPT-2's pattern, and have to make the same ids of each text of `sample`.
+    """
+    import tokenizers  # hardly ever needed
+
+    by_pattern = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # The time to learn grows with the square of a piece's length, hours for a long run of one character.
+    bounded = tokenizers.pre_tokenizers.FixedLength(length=1024)
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([by_pattern, bounded])
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=size - 1, min_frequency=2, initial_alphabet=by_pattern.alphabet(), show_progress=False
+    )
+    train(bpe, texts, trainer)
+    bpe.pre_tokenizer = by_pattern
+    found = bpe.get_vocab_size() + 1
+    if found < size:
+        raise ConfigError(
+            f"--tokenizer=bpe:{size}: the training split repeats so few pairs that the vocabulary ends at {found}; add "
+            f"text, or use bpe:{found}"
+        )
+    byte_of = dict(zip(map(chr, PRINTABLE), PRINTABLE, strict=True))
+    byte_of |= {chr(256 + i): byte for i, byte in enumerate(sorted(set(range(256)) - set(PRINTABLE)))}
+    as_bytes = {token: bytes(byte_of[char] for char in token) for token in sorted(bpe.get_vocab(), key=bpe.token_to_id)}
+    tokens = [bytes([byte]) for byte in range(256)] + [token for token in as_bytes.values() if len(token) > 1]
+    encoding = tiktoken.Encoding(
+        f"bpe:{size}",
+        pat_str=GPT2_PATTERN,
+        mergeable_ranks={token: i for i, token in enumerate(tokens)},
+        special_tokens={END_OF_TEXT: size - 1},
+    )
+    for text in sample:
+        ids = encoding.encode_ordinary(text)
+        if [as_bytes[token] for token in bpe.encode(text).tokens] != [tokens[i] for i in ids]:
+            raise ConfigError(
+                f"--tokenizer=bpe:{size}: tokenizers and tiktoken disagree on text that starts with {text[:40]!r}; use "
+                "another tokenizer, and please report it"
+            )
+    return define(encoding)
+
+
+def train(bpe, texts, trainer):
+    """Let the package tokenizers learn; in a thread, since Ctrl-C in the main one would wait for the end of it."""
+    outcome, stopped = Future(), threading.Event()
+
+    def until_stopped():
+        for text in texts:
+            if stopped.is_set():
+                raise KeyboardInterrupt
+            yield text
+
+    def run():
+        try:
+            outcome.set_result(bpe.train_from_iterator(until_stopped(), trainer))
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        outcome.result()
+    finally:
+        stopped.set()
+        thread.join(timeout=1)  # once all text is read it calls no Python any more, and ends with the process
+
+
 def load(name):
     """Return tiktoken's encoding of that name, from its cache folder or else from the network."""
-    known = ["byte", "char", *sorted(tiktoken.list_encoding_names())]
-    if name not in known[2:]:
+    known = ["byte", "char", *sorted(tiktoken.list_encoding_names()), "bpe:4096"]
+    if name not in known[2:-1]:
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
         raise ConfigError(f"unknown tokenizer {name!r}; {hint}")

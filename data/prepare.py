@@ -1,6 +1,6 @@
 """Turn a corpus into the tokens that train.py reads: train.bin, val.bin and meta.json in data/NAME.
 
-usage: python data/prepare.py NAME [--input=PATH ...] [--tokenizer=...] [--val_fraction=0.1]
+usage: python data/prepare.py NAME [--input=PATH ...] [--tokenizer=...] [--val_fraction=0.1] [--workers=N]
 
 NAME            what to prepare; with a slash in it, the folder to write, whose last part is the corpus:
                   stdlib            the Python files of this interpreter's standard library
@@ -9,16 +9,21 @@ NAME            what to prepare; with a slash in it, the folder to write, whose 
                   any other         the text that --input names
 --input         UTF-8 files, or folders that are searched for .txt, .md and .py; `--input A B` takes several
 --tokenizer     byte | char | gpt2 or another encoding of tiktoken; default byte, for the two above as said
+                bpe:4096: a vocabulary of 4,096 byte-level tokens, learnt from the training split
 --val_fraction  share of the documents that goes to validation, chosen by the hash of their paths;
                 a corpus of one document is cut at that share of its characters
+--workers       processes that tokenize, with the same result for any number of them;
+                default 1, above 32 MB of text one for each core, 8 at most
 
 Documents end with the end-of-text token, where there are several and the tokenizer has one.
 """
 
 import codecs
 import contextlib
+import functools
 import hashlib
 import inspect
+import itertools
 import json
 import os
 import platform
@@ -36,7 +41,8 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script sees only its own folder: data/
 
 from config import Config, ConfigError, command, convert, literal_or_text, nearest, require
-from tokenizer import Tokenizer, download
+from data.workers import pool
+from tokenizer import Tokenizer, bpe_size, download
 
 FORMAT = 1  # of meta.json; raised when a reader of the last one would misread the next
 SUFFIXES = (".txt", ".md", ".py")
@@ -49,6 +55,9 @@ BLOCK = 2**18  # bytes read at once
 # Characters to wait for the end of a word. With one block more it stays below the million characters of white
 # space at which tiktoken's regular expressions give up.
 PATIENCE = 2**19
+LOAD = 2**18  # characters that are encoded at once, by one worker
+LARGE = 32e6  # bytes of text from which on the default is several workers: their start takes half a second
+MOST_WORKERS = 8  # by default: with GPT-2's vocabulary they stay below 1 GiB together, and one process can feed them
 
 
 @dataclass
@@ -57,6 +66,7 @@ class Options:
     input: list[Path] = field(default_factory=list)
     tokenizer: str | None = None
     val_fraction: float = 0.1
+    workers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -91,24 +101,29 @@ def prepare(options, target, folder):
     started = time.perf_counter()
     documents = find_corpus(options, target, folder)
     choice = options.tokenizer or CORPORA.get(target.name, "byte")
-    tokenizer = None if choice == "char" else Tokenizer.named(choice)
+    to_learn = bpe_size(choice)
     size = sum(size_of(document.path) for document in documents)
-    with tqdm(total=2 * size, unit="B", unit_scale=True, desc="reading", disable=None) as bar:
-        sha256, lengths, characters = scan(documents, tokenizer is None, bar)
+    workers = options.workers or (min(usable_cores(), MOST_WORKERS) if size > LARGE else 1)
+    bar = tqdm(total=2 * size, unit="B", unit_scale=True, desc="reading", disable=None)
+    with bar, pool(workers) as spread:  # the processes start while this one reads
+        tokenizer = None if choice == "char" or to_learn else Tokenizer.named(choice)
+        sha256, lengths, characters = scan(documents, choice == "char", bar)
+        parts = divide(documents, lengths, options.val_fraction)
+        if to_learn:
+            tokenizer = Tokenizer.trained(to_learn, learn_from(parts["train"], bar), sample(documents))
         tokenizer = tokenizer or Tokenizer.of_characters(characters)
-        dtype = np.dtype("<u2" if tokenizer.vocab_size <= 65536 else "<u4")
         bar.set_description("encoding")
-        splits = {}
-        for split, parts in divide(documents, lengths, options.val_fraction).items():
-            encoded = (item for part in parts for item in encode(part, tokenizer, end=len(documents) > 1))
-            counts = write_tokens(folder / f"{split}.bin", encoded, dtype, tokenizer.vocab_size, bar)
+        encode_all, splits = spread(encoder, tokenizer.definition), {}
+        for split in ("train", "val"):
+            loads = batch(chunks(parts[split], end=len(documents) > 1 and tokenizer.eot is not None))
+            counts = write_tokens(folder / f"{split}.bin", encode_all(loads), bar)
             require(counts["tokens"], f"{target.name}: the {split} split is empty; add text, or change --val_fraction")
-            splits[split] = {"documents": len(parts), **counts}
+            splits[split] = {"documents": len(parts[split]), **counts}
     meta = {
         "format": FORMAT,
         "corpus": {"name": target.name, "documents": len(documents), "sha256": sha256},
         "val_fraction": options.val_fraction,
-        "dtype": dtype.name,
+        "dtype": dtype_of(tokenizer).name,
         "vocab_size": tokenizer.vocab_size,
         "splits": splits,
         "tokenizer": tokenizer.definition,
@@ -120,7 +135,8 @@ def prepare(options, target, folder):
     for split, counts in splits.items():
         print(f"{split:5} {counts['documents']:9,} documents {counts['bytes']:15,} bytes {counts['tokens']:15,} tokens")
     seconds = time.perf_counter() - started
-    print(f"{tokenizer.name} tokens, vocab_size {tokenizer.vocab_size}, {dtype.name}, in {seconds:.1f} s: {target}")
+    vocabulary = f"{tokenizer.name} tokens, vocab_size {tokenizer.vocab_size}, {meta['dtype']}"
+    print(f"{vocabulary}, in {seconds:.1f} s: {target}")
 
 
 # --- the command line
@@ -128,7 +144,7 @@ def prepare(options, target, folder):
 
 def parse(argv):
     """Return the Options of a command line; print the help and exit when it asks for it."""
-    known = {"input": str, "tokenizer": str, "val_fraction": float}
+    known = {"input": str, "tokenizer": str, "val_fraction": float, "workers": int}
     options, words, many = Options(), list(argv), False
     while words:
         word = words.pop(0)
@@ -157,7 +173,12 @@ def parse(argv):
     corpora = ", ".join(CORPORA)
     require(options.name.strip("./"), f"name a corpus first: {corpora}, or a name of your own with --input=PATH")
     require(0 < options.val_fraction < 1, f"val_fraction={options.val_fraction} must be above 0 and below 1")
+    require(options.workers is None or options.workers >= 1, f"workers={options.workers} must be at least 1")
     return options
+
+
+def usable_cores():
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 # --- documents
@@ -291,12 +312,59 @@ def share(name):
     return int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:6], "big") / 2**48
 
 
-def encode(part, tokenizer, end):
-    """Yield (ids, bytes of text) for a part, chunk by chunk; with `end`, its end of text last."""
-    for text in whole_words(between(read(part.document.path), part.start, part.stop)):
-        yield tokenizer.encode_array(text), len(text.encode("utf-8"))
-    if end and tokenizer.eot is not None:
-        yield np.array([tokenizer.eot], np.uint32), 0
+def learn_from(parts, bar):
+    """Yield the text of the parts, chunk by chunk, to those who learn a vocabulary from it."""
+    bar.set_description("learning the vocabulary")
+    bar.total += sum(part.stop - part.start for part in parts)
+    for text in chunks(parts, end=False):
+        yield text
+        bar.update(len(text))
+
+
+def sample(documents, count=500, length=10_000):
+    """Yield the start of some blocks, some hundreds, spread over the documents."""
+    for document in documents[:: -(-len(documents) // count)]:
+        for text in itertools.islice(read(document.path), -(-count // len(documents))):
+            yield text[:length]
+
+
+def chunks(parts, end):
+    """Yield the text of the parts, chunk by chunk; with `end`, a None after each part for the end of text."""
+    for part in parts:
+        yield from whole_words(between(read(part.document.path), part.start, part.stop))
+        if end:
+            yield None
+
+
+def batch(chunks):
+    """Yield the chunks in lists of LOAD characters or more: files are often small, and each sending costs."""
+    load, length = [], 0
+    for chunk in chunks:
+        load.append(chunk)
+        length += len(chunk or "")
+        if length >= LOAD:
+            yield load
+            load, length = [], 0
+    if load:
+        yield load
+
+
+def encoder(definition):
+    """Return the function that encodes loads; a worker process makes its own."""
+    return functools.partial(encode, Tokenizer(definition))
+
+
+def encode(tokenizer, load):
+    """Return the ids of a load, as they are stored, and the bytes of its text."""
+    end = np.array([tokenizer.eot or 0], np.uint32)
+    ids = np.concatenate([end if text is None else tokenizer.encode_array(text) for text in load])
+    dtype = dtype_of(tokenizer)
+    assert ids.max() < tokenizer.vocab_size <= np.iinfo(dtype).max + 1, (ids.max(), tokenizer.name)  # no id wraps
+    return ids.astype(dtype), sum(len(text.encode("utf-8")) for text in load if text is not None)
+
+
+def dtype_of(tokenizer):
+    return np.dtype("<u2" if tokenizer.vocab_size <= 65536 else "<u4")
 
 
 def between(blocks, start, stop):
@@ -332,19 +400,17 @@ def whole_words(blocks):
         yield text
 
 
-def write_tokens(path, encoded, dtype, vocab_size, bar):
-    """Write (ids, bytes) pairs as one raw little-endian array; return what meta.json says of it."""
+def write_tokens(path, encoded, bar):
+    """Write (ids, bytes of text) pairs as one raw array; return what meta.json says of it."""
     digest, tokens, size, largest = hashlib.sha256(), 0, 0, -1
     with open(path, "wb") as file:
         for ids, n_bytes in encoded:
-            raw = ids.astype(dtype).tobytes()
-            file.write(raw)
-            digest.update(raw)
+            file.write(ids)
+            digest.update(ids)
             tokens += len(ids)
             size += n_bytes
-            largest = max(largest, int(ids.max(initial=0)))
+            largest = max(largest, int(ids.max()))
             bar.update(n_bytes)
-    assert largest < vocab_size <= np.iinfo(dtype).max + 1, (largest, vocab_size, dtype)  # no id has wrapped
     return {"tokens": tokens, "bytes": size, "largest_id": largest, "sha256": digest.hexdigest()}
 
 

@@ -1,14 +1,19 @@
+import base64
 import errno
+import functools
 import hashlib
 import http.server
 import json
+import multiprocessing
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
 import sysconfig
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +23,8 @@ import tiktoken
 import tiktoken_ext.openai_public as published
 
 import config
-from config import ROOT
-from data import prepare
+from config import ROOT, ConfigError
+from data import prepare, workers
 from data.prepare import SHAKESPEARE_SHA256, Document, divide, main, whole_words
 from tokenizer import Tokenizer
 
@@ -319,6 +324,131 @@ def test_memory_stays_small(gpt2_vocabulary, tmp_path, kind):
     assert peak_kib * 1024 < 400e6
 
 
+# --- in several processes
+
+
+@pytest.mark.parametrize("kind", ["byte", "char", "gpt2", "bpe:300"])
+def test_any_number_of_workers_writes_the_same(gpt2_vocabulary, tmp_path, monkeypatch, kind):
+    write(tmp_path / "in", **{f"doc{i}": f"{i} {TRICKY * (i % 7)}" for i in range(40)})
+    monkeypatch.setattr(prepare, "LOAD", 300)
+    written = []
+    for n in (1, 2, 3):
+        out = tmp_path / str(n) / "out"
+        assert main([str(out), f"--input={tmp_path / 'in'}", f"--tokenizer={kind}", f"--workers={n}"]) == 0
+        written.append({file: (out / file).read_bytes() for file in names(out)})
+        assert not multiprocessing.active_children()
+    assert written[0] == written[1] == written[2] and len(written[0]) == 3
+
+
+def test_results_come_in_order_and_items_are_taken_as_they_are_needed():
+    powers, taken = [300_000, 1, 2, 200_000, 3, *range(100)], []
+    with workers.pool(2) as spread:
+        raised = spread(functools.partial, pow, 3)(taken.append(power) or power for power in powers)
+        for i, result in enumerate(raised):
+            assert result == 3 ** powers[i] and len(taken) <= i + 2 * workers.AHEAD
+    assert taken == powers
+
+
+def test_an_exception_in_a_worker_is_raised_here():
+    with workers.pool(2) as spread:
+        raised = spread(functools.partial, pow, 3)([1, 2, "x"])
+        assert [next(raised), next(raised)] == [3, 9]
+        with pytest.raises(TypeError, match="unsupported operand"):
+            next(raised)
+    with pytest.raises(ConfigError, match="lacks 'Z'"), workers.pool(2) as spread:
+        list(spread(prepare.encoder, {"kind": "char", "chars": "abc"})([["a", "b"], ["c", "Z"]]))
+    assert not multiprocessing.active_children()
+
+
+def test_a_mistake_found_by_a_worker_is_one_line(tmp_path, monkeypatch, capsys):
+    write(tmp_path / "in", a="one", b="two é")
+    scan = prepare.scan
+
+    def too_few_characters(*args):
+        sha256, lengths, characters = scan(*args)
+        return sha256, lengths, characters - {"é"}
+
+    monkeypatch.setattr(prepare, "scan", too_few_characters)
+    argv = (tmp_path / "out", f"--input={tmp_path / 'in'}", "--tokenizer=char", "--workers=2")
+    assert "characters lacks 'é'" in error_of(capsys, *argv)
+    assert names(tmp_path) == ["in", "in/a.txt", "in/b.txt"]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_worker_that_dies_is_one_line(tmp_path, monkeypatch, capsys, count):
+    write(tmp_path / "in", **{f"doc{i}": TRICKY * 20 for i in range(10)})
+    monkeypatch.setattr(prepare, "LOAD", 300)
+    before, write_tokens = names(tmp_path), prepare.write_tokens
+
+    def after_a_death(*args):
+        for process in multiprocessing.active_children()[:count]:
+            process.kill()
+        return write_tokens(*args)
+
+    monkeypatch.setattr(prepare, "write_tokens", after_a_death)
+    message = error_of(capsys, tmp_path / "out", f"--input={tmp_path / 'in'}", "--workers=2")
+    assert "a worker process died" in message and "--workers=1" in message
+    assert names(tmp_path) == before and not multiprocessing.active_children()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no process groups")
+@pytest.mark.parametrize("n", [1, 2])
+def test_ctrl_c_is_one_line(gpt2_vocabulary, tmp_path, n):
+    write(tmp_path, text=TRICKY * 100_000)
+    argv = [str(tmp_path / "out"), f"--input={tmp_path / 'text.txt'}", "--tokenizer=gpt2", f"--workers={n}"]
+    run = subprocess.Popen(
+        [sys.executable, str(ROOT / "data" / "prepare.py"), *argv], stderr=subprocess.PIPE, start_new_session=True
+    )
+    while not list(tmp_path.glob(".out.*/train.bin")):
+        assert run.poll() is None
+        time.sleep(0.01)
+    os.killpg(run.pid, signal.SIGINT)  # as a terminal does it: to all processes
+    assert run.communicate()[1].decode() == f"interrupted: {tmp_path / 'out'} is as it was\n"
+    assert run.returncode == 130 and names(tmp_path) == ["text.txt"]
+
+
+def test_small_corpora_start_no_process(tmp_path, monkeypatch):
+    write(tmp_path, text="some text " * 10)
+    started = []
+
+    def pool(n):
+        started.append(n)
+        return workers.pool(1)
+
+    monkeypatch.setattr(prepare, "pool", pool)
+    for large, cores in ((1000, 4), (10, 4), (10, 100)):
+        monkeypatch.setattr(prepare, "LARGE", large)
+        monkeypatch.setattr(prepare, "usable_cores", lambda cores=cores: cores)
+        main([str(tmp_path / "out"), f"--input={tmp_path / 'text.txt'}"])
+    assert started == [1, 4, 8]
+
+
+# --- a vocabulary of the corpus' own
+
+
+def test_a_vocabulary_is_learnt_from_the_training_split(tmp_path):
+    texts = {f"doc{i}": f"the cat sat on the mat {i}\n" * 5 for i in range(30)}
+    val = [name for name in texts if prepare.share(f"{name}.txt") < 0.1]
+    assert val
+    write(tmp_path / "in", **texts | {name: "xyz " * 100 for name in val})
+    assert main([str(tmp_path / "out"), f"--input={tmp_path / 'in'}", "--tokenizer=bpe:280"]) == 0
+    meta, ids = load(tmp_path / "out")
+    tok = Tokenizer(meta["tokenizer"])
+    assert (tok.name, tok.vocab_size, tok.eot, meta["dtype"]) == ("bpe:280", 280, 279, "uint16")
+    learnt = [base64.b64decode(token) for token in meta["tokenizer"]["mergeable_ranks"]]
+    assert learnt[:256] == [bytes([i]) for i in range(256)] and len(learnt) == 279
+    assert b" the" in learnt and b"xy" not in learnt and b"yz" not in learnt
+    assert tok.decode(ids["val"]) == ("xyz " * 100 + "<|endoftext|>") * len(val)
+    assert tok.decode(ids["train"]).count("<|endoftext|>") == meta["splits"]["train"]["documents"] == 30 - len(val)
+
+
+def test_one_document_is_enough_to_learn_from(tmp_path):
+    write(tmp_path, text=TRICKY * 20)
+    main([str(tmp_path / "out"), f"--input={tmp_path / 'text.txt'}", "--tokenizer=bpe:300"])
+    meta, ids = load(tmp_path / "out")
+    assert Tokenizer(meta["tokenizer"]).decode(np.concatenate([ids["train"], ids["val"]])) == TRICKY * 20
+
+
 # --- nothing half-written
 
 
@@ -468,6 +598,11 @@ def test_folders_that_cannot_be_written(tmp_path, capsys):
         (["OUT/x", "--input=IN/short.txt"], "x: the train split is empty; add text"),
         (["OUT/x", "--input=IN/a.txt", "--tokenizer=gtp2"], "unknown tokenizer 'gtp2'; did you mean gpt2?"),
         (["OUT/x", "--input=IN/a.txt", "--tokenizer=bert"], "unknown tokenizer 'bert'; there are byte, char, cl100k"),
+        (["OUT/x", "--input=IN/a.txt", "--tokenizer=bpe:abc"], "bpe:abc: after bpe: comes the size of the vocabulary"),
+        (["OUT/x", "--input=IN/a.txt", "--tokenizer=bpe:100"], "as in bpe:4096, from 257 (the bytes and the end of te"),
+        (["OUT/x", "--input=IN/a.txt", "--tokenizer=bpe:4096"], "the vocabulary ends at 265; add text, or use bpe:265"),
+        (["OUT/x", "--input=IN/a.txt", "--workers=0"], "workers=0 must be at least 1"),
+        (["OUT/x", "--input=IN/a.txt", "--workers=all"], "workers expects an integer, got 'all'"),
         (["OUT/x", "--input=IN/a.txt", "--val_fraction=0"], "val_fraction=0.0 must be above 0 and below 1"),
         (["OUT/x", "--input=IN/a.txt", "--val_fraction=1.0"], "val_fraction=1.0 must be above 0 and below 1"),
         (["OUT/x", "--input=IN/a.txt", "--val_fraction=some"], "val_fraction expects a number, got 'some'"),
@@ -495,7 +630,7 @@ def test_help(capsys):
         main(["--help"])
     assert end.value.code == 0
     printed = capsys.readouterr().out
-    for word in ("stdlib", "shakespeare_char", "--input", "--tokenizer", "--val_fraction"):
+    for word in ("stdlib", "shakespeare_char", "--input", "--tokenizer", "--val_fraction", "--workers", "bpe:4096"):
         assert word in printed
 
 

@@ -1,4 +1,8 @@
+import base64
 import json
+import os
+import random
+import signal
 import socket
 import subprocess
 import sys
@@ -8,6 +12,8 @@ import time
 import numpy as np
 import pytest
 import tiktoken
+import tokenizers
+from tiktoken_ext import openai_public
 
 import tokenizer
 from config import ROOT, ConfigError
@@ -40,7 +46,8 @@ def no_vocabulary(monkeypatch, tmp_path):
 
 
 def all_kinds():
-    return [Tokenizer.named("byte"), Tokenizer.named("gpt2"), Tokenizer.of_characters(CHARACTERS)]
+    learnt = Tokenizer.trained(270, [CHARACTERS], [])
+    return [Tokenizer.named("byte"), Tokenizer.named("gpt2"), Tokenizer.of_characters(CHARACTERS), learnt]
 
 
 @pytest.mark.parametrize("text", TRICKY)
@@ -106,6 +113,161 @@ def test_holes_in_the_ids_survive():
     assert definition["mergeable_ranks"] == ["YQ==", "Yg==", None, "YWI="]
     tok = Tokenizer(json.loads(json.dumps(definition)))
     assert (tok.encode("abba"), tok.vocab_size, tok.eot) == (encoding.encode("abba"), 4, 2)
+
+
+# --- vocabularies that are learnt
+
+
+def test_sizes_are_in_the_name():
+    assert tokenizer.bpe_size("bpe:257") == 257 and tokenizer.bpe_size("bpe:70000") == 70000
+    assert tokenizer.bpe_size("gpt2") is tokenizer.bpe_size("bpes") is None
+    for name in (
+        "bpe",
+        "bpe:",
+        "bpe:abc",
+        "bpe:256",
+        "bpe:1000001",
+        "bpe:-300",
+        "bpe:1e3",
+        "bpe:²",
+        "bpe:" + "9" * 9999,
+    ):
+        with pytest.raises(ConfigError, match=rf"--tokenizer={name[:9]}.*: after bpe: .* from 257 .* to 1,000,000"):
+            tokenizer.bpe_size(name)
+
+
+def by_tokenizers(definition):
+    """Return what the package tokenizers makes of a definition: its tokens, with every merge that gives one."""
+    ranks = {base64.b64decode(token): i for i, token in enumerate(definition["mergeable_ranks"])}
+    level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    char = {}
+    for code in [*range(0x80), *range(0x80, 0x800)]:  # all bytes that UTF-8 has for these
+        written = level.pre_tokenize_str("x" + chr(code))
+        char |= dict(zip(chr(code).encode(), "".join(text for text, _ in written)[1:], strict=True))
+    for byte in set(range(256)) - set(char):
+        char[byte] = next(c for c in sorted(level.alphabet()) if c not in char.values())
+
+    def name(token):
+        return "".join(char[byte] for byte in token)
+
+    merges = []
+    for token, i in ranks.items():
+        pairs = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
+        possible = [pair for pair in pairs if max(ranks.get(half, i) for half in pair) < i]
+        merges += [(name(a), name(b)) for a, b in sorted(possible, key=lambda pair: [ranks[half] for half in pair])]
+    result = tokenizers.Tokenizer(tokenizers.models.BPE({name(token): i for token, i in ranks.items()}, merges))
+    result.pre_tokenizer = level
+    return result
+
+
+def random_texts(seed, count):
+    rng = random.Random(seed)
+    words = [
+        "a",
+        "b",
+        " ",
+        "\n",
+        "é",
+        "字",
+        "🙂",
+        "the ",
+        "then ",
+        "there",
+        "'s",
+        "12",
+        "//",
+        "  ",
+        "\t",
+        "x.y",
+        "\u00a0",
+    ]
+    return ["".join(rng.choices(words, k=rng.randrange(1, 200))) for _ in range(count)]
+
+
+@pytest.mark.parametrize("size", [257, 258, 300, 600])
+def test_a_learnt_vocabulary_encodes_as_tokenizers_does(size):
+    texts = [*random_texts(0, 300), *TRICKY]
+    tok = Tokenizer.trained(size, texts[:200], texts)
+    assert (tok.name, tok.vocab_size, tok.eot) == (f"bpe:{size}", size, size - 1)
+    theirs = by_tokenizers(tok.definition)
+    for text in texts:
+        assert tok.encode(text) == theirs.encode(text).ids
+        assert tok.decode(tok.encode(text)) == text
+
+
+def test_frequent_words_become_tokens():
+    tok = Tokenizer.trained(264, ["the cat then the dog there " * 10], [])
+    assert [tok.decode([i]) for i in (256, 257, 258)] == ["he", "the", " the"]
+    assert tok.encode(" the") == [258]
+
+
+def test_the_same_text_gives_the_same_vocabulary():
+    code = (
+        "import hashlib, json, sys; from config import ROOT; from tokenizer import Tokenizer\n"
+        "texts = [path.read_text(encoding='utf-8') for path in sorted(ROOT.glob('*.py'))]\n"
+        "print(hashlib.sha256(json.dumps(Tokenizer.trained(1000, texts, texts).definition).encode()).hexdigest())"
+    )
+    found = set()
+    for threads in ("1", "2", "3"):
+        environment = {**os.environ, "RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": threads}
+        run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=True)
+        found.add(run.stdout)
+    assert len(found) == 1
+
+
+def test_text_too_short_for_the_vocabulary():
+    with pytest.raises(
+        ConfigError, match=r"--tokenizer=bpe:300: .* the vocabulary ends at 260; add text, or use bpe:260"
+    ):
+        Tokenizer.trained(300, ["abcd abcd xyz"], [])
+    assert Tokenizer.trained(260, ["abcd abcd xyz"], []).vocab_size == 260
+
+
+def test_disagreement_is_refused(monkeypatch):
+    monkeypatch.setattr(tokenizer, "GPT2_PATTERN", r"\S+|\s+")
+    with pytest.raises(ConfigError, match="tokenizers and tiktoken disagree on text that starts with 'a b a b"):
+        Tokenizer.trained(258, ["a b " * 100], ["x", "a b " * 100])
+
+
+def test_the_pattern_is_the_published_one():
+    assert openai_public.r50k_pat_str == tokenizer.GPT2_PATTERN
+
+
+@pytest.mark.parametrize("unit", ["a", " ", "!?", "字"])
+def test_long_runs_are_learnt_from_in_good_time(unit):
+    text = unit * (500_000 // len(unit))
+    started = time.perf_counter()
+    tok = Tokenizer.trained(258, [text], [text[:1000]])
+    assert time.perf_counter() - started < 5
+    assert tok.decode(tok.encode(text[:10_001])) == text[:10_001]
+
+
+@pytest.mark.parametrize("error", [ConfigError("gone"), KeyboardInterrupt()])
+def test_what_the_texts_raise_comes_through(error):
+    def texts():
+        yield "some text"
+        raise error
+
+    with pytest.raises(type(error)):
+        Tokenizer.trained(300, texts(), [])
+
+
+def test_learning_can_be_interrupted():
+    def texts():
+        while True:
+            taken.append(None)
+            yield "some text " * 100
+
+    taken = []
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        Tokenizer.trained(300, texts(), [])
+    count = len(taken)
+    time.sleep(0.1)
+    assert len(taken) == count > 0
+
+
+# --- what cannot be
 
 
 def test_partial_characters_can_be_streamed():
