@@ -1,4 +1,4 @@
-'Resolved settings of the run in out.'
+'Resolved settings of the run in out-mlp.'
 
 model = 'mlp'
 n_layer = 4
@@ -39,7 +39,7 @@ eval_iters = None
 eval_only = False
 log_interval = 10
 always_save_checkpoint = True
-out_dir = 'out'
+out_dir = 'out-mlp'
 init_from = 'scratch'
 sample_tokens = 256
 wandb_log = False
@@ -48,5 +48,7 @@ wandb_run_name = 'gpt2'
 device = 'cpu'
 dtype = 'bfloat16'
 compile = False
+recompute = 'none'
+loss_chunk = None
 backend = 'nccl'
 seed = 1337

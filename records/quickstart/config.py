@@ -48,5 +48,7 @@ wandb_run_name = 'gpt2'
 device = 'cpu'
 dtype = 'bfloat16'
 compile = False
+recompute = 'none'
+loss_chunk = None
 backend = 'nccl'
 seed = 1337
