@@ -172,7 +172,7 @@ def with_operation_times(record: Device, device: torch.device, config, run_s: fl
     """Return the record with the times of a config's operations: kept ones, and those it lacks if a CPU's run of run_s
     seconds is worth it: they must cost less than 2 % of it.
     """
-    if device.type != "cpu" or not record.bandwidth:
+    if device.type != "cpu" or not (record.bandwidth and record.peak(config.dtype)):
         return record
     record = replace(record, crossing=crossing_seconds(device))
     missing = not_timed(schedule(config, record).ops, record)

@@ -154,6 +154,8 @@ def test_operations_are_timed_at_the_start_of_a_run_that_is_worth_it(monkeypatch
     assert long.op_times and kept == [long]
     assert timing.with_operation_times(long, HERE, config, 1e4).op_times == long.op_times and len(kept) == 1
     assert not timing.with_operation_times(CPU, HERE, config, None).op_times
+    for unknown in ({"peak_flops": {}}, {"bandwidth": None}):  # then there is nothing to reckon the cost with
+        assert not timing.with_operation_times(replace(CPU, **unknown), HERE, config, 1e4).op_times
 
 
 def test_a_real_time_is_of_the_right_size():
