@@ -226,7 +226,8 @@ def keep(options, argv, environment, rows):
         environment = environment | {"peer": git(options.peer, "rev-parse", "HEAD")}
     content = {
         "commit": git(ROOT, "rev-parse", "HEAD") + (" with uncommitted changes" if changed else ""),
-        "command": shlex.join(["python", "bench.py", *argv]),
+        # where a checkout or a text lies is its user's own
+        "command": shlex.join(["python", "bench.py", *(re.sub(r"^(--(?:peer|input)=).*", r"\1PATH", a) for a in argv)]),
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "environment": environment,
         "rows": rows,
