@@ -18,7 +18,7 @@ from config import Config, ConfigError, command, load, parse, read_file, require
 from hardware import Device, accelerator, local_device
 from prediction import ASSUMED_MFU, Timeline, largest_batch, predict, refit
 from schedule import schedule
-from units import duration, mib, parse_memory, si
+from units import duration, mib, parse_memory, positive, si
 
 # --- the report
 
@@ -168,19 +168,14 @@ class Options:
 @command
 def main(argv):
     config, options = load(argv, Options)
-    if options.tensors:
-        import tensors  # not above: it needs torch
-
-        print(json.dumps(tensors.everything(), indent=2) if options.json else "\n".join(tensors.lines()))
-        return 0
     check_mfu(options.mfu)
     device = find_device(config, options)
     memory_bytes = parse_memory(options.memory or None)
     check_questions(options)
     flags = {name: value for name, value in parse(argv, (Config, Options), "")[1].items() if hasattr(config, name)}
-    planned = plan(config, options, device, memory_bytes, flags)
-    if planned:
-        result, lines = planned
+    answered = answer(config, options, device, memory_bytes, flags)
+    if answered:
+        result, lines = answered
         print(json.dumps(result, indent=2) if options.json else "\n".join(lines))
         return 0
     config = resolve(config, device)
@@ -192,10 +187,6 @@ def main(argv):
     if options.price is not None:
         require(0 < options.price <= 1e6, f"--price={options.price:g} must lie in (0, 1e6]")
         prediction["time"]["price"] = hours and hours * options.price
-    if options.techniques:
-        rows = techniques.techniques(config, device)
-        print(json.dumps(rows, indent=2) if options.json else "\n".join(techniques.lines(rows)))
-        return 0
     if options.json:
         print(json.dumps(everything(config, device, prediction), indent=2))
         return 0
@@ -223,8 +214,7 @@ def main(argv):
 def find_device(config, o):
     """Return the device that the options mean: a card of the table, this machine's, or one given by hand."""
     given = {name: getattr(o, name) for name in ("peak_flops", "bandwidth") if getattr(o, name) is not None}
-    for name, value in given.items():
-        require(0 < value <= 1e24, f"--{name}={value:g} must lie in (0, 1e24]")
+    positive(**{f"--{name}": value for name, value in given.items()})
     if o.gpu is None and not given:
         return local_device(config.device)
     device = accelerator(o.gpu) if o.gpu is not None else Device("a card given by hand", "cuda", dtypes=HALF)
@@ -240,18 +230,25 @@ def check_mfu(mfu):
 def check_questions(o):
     """Raise ConfigError where options ask two questions at once, or one is without its own."""
     require((o.params is None) == (o.tokens is None), "--params and --tokens go together")
-    asked = {"params": o.params is not None, "max_params": o.max_params, "plan": o.plan, "compare": o.compare,
-             "vs": o.vs is not None, "explain": o.explain, "techniques": o.techniques}  # fmt: skip
+    asked = {"params": o.params is not None, "vs": o.vs is not None}
+    asked |= {name: getattr(o, name) for name in ("max_params", "plan", "compare", "explain", "techniques", "tensors")}
     several = [f"--{name}" for name, yes in asked.items() if yes]
     require(len(several) <= 1, f"{' and '.join(several)} are questions of their own: ask one at a time")
-    alone = [name for name in ("plan", "compare", "vs", "explain", "techniques") if asked[name]]
+    alone = [name for name, yes in asked.items() if yes and name not in ("params", "max_params")]
     require(o.n_gpus == 1 or not alone, f"--n_gpus does not go with --{''.join(alone)}, which is about one device")
     require(o.price is None or not alone, f"--price does not go with --{''.join(alone)}")
 
 
-def plan(config, o, device, memory_bytes, flags):
-    """Return (result, lines) of a question that planning.py answers, or None where none was asked."""
+def answer(config, o, device, memory_bytes, flags):
+    """Return (result, lines) of a question that a room beside this one answers; None where none is asked."""
     p, mfu = planning, o.mfu or ASSUMED_MFU
+    if o.tensors:
+        import tensors  # not above: it needs torch
+
+        return tensors.everything(), tensors.lines()
+    if o.techniques:
+        rows = techniques.techniques(resolve(config, device), device)
+        return rows, techniques.lines(rows)
     if o.params is not None:
         result = p.napkin(o.params, o.tokens, device, o.n_gpus, mfu, o.price)
         return {"time": result}, p.napkin_lines(result, device, o.n_gpus, mfu)

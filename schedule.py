@@ -30,6 +30,7 @@ class Buffer:
     kind: str = "activation"
     base: "Buffer | None" = None
     repeat: int = 1  # of what stands: how many layers have one like it
+    transposed: bool = False  # a matmul's gradient of its weight, to which autograd does not add in place
 
     def __post_init__(self):
         self.numel = math.prod(self.shape)
@@ -152,6 +153,8 @@ class Tape:
         def gradient():
             dy = self.gradient.pop(y)
             results = [Buffer(f"gradient of {x.name}", x.shape, x.dtype) for x in inputs]
+            if kind == "linear":
+                results[1].transposed = True
             scratch = [Buffer(f"temporary of {name}", shape, dtype) for shape, dtype in temps]
             self.emit(f"{name}: gradient", (dy, *saved), (*results, *scratch), back, computes)
             for x, result in zip(inputs, results, strict=True):
@@ -162,13 +165,9 @@ class Tape:
 
     def arrive(self, x, gradient):
         """Take a gradient of x that has been computed."""
-        earlier = total = self.gradient.get(x)
-        if earlier is None:
-            total = gradient
-        else:
-            if x.kind == "param" and self.config.dtype == "float32" and not self.config.loss_chunk:
-                # a matmul's gradient of its weight is a transposed view, to which autograd does not add in place
-                total = Buffer(f"gradient of {x.name}", x.shape, x.dtype)
+        earlier, total = self.gradient.get(x), gradient
+        if earlier:
+            total = Buffer(f"gradient of {x.name}", x.shape, x.dtype) if earlier.transposed else earlier
             both = (earlier, gradient)
             self.emit(f"add gradients of {x.name}", both, (total,), computes=("add gradients", both, total))
         self.gradient[x] = total

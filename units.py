@@ -1,8 +1,10 @@
-"""Figures as text, and back: bytes, SI prefixes, durations."""
+"""Figures as text, and back: bytes, SI prefixes, durations; and the bounds of any."""
 
 import math
 
-from config import ConfigError
+from config import ConfigError, require
+
+MOST = 1e24  # no size, count, duration or price that anybody means is larger
 
 
 def mib(n):
@@ -40,3 +42,8 @@ def parse_memory(text):
             if 0 < n_bytes < math.inf:
                 return int(n_bytes)
     raise ConfigError(f"--memory={text}: expects a size with its unit, such as 39.5GiB or 40GB")
+
+
+def positive(**values):
+    for name, value in values.items():
+        require(0 < value <= MOST, f"{name}={value} must lie in (0, {MOST:g}]")  # false of nan too

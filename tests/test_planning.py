@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import accounting
+from cluster import korthikanti_activation_bytes, zero_bytes_per_gpu
 from config import Config, ConfigError, read_file, resolve
 from hardware import ACCELERATORS, Device, accelerator
 from model import build
@@ -23,7 +24,6 @@ from planning import (
     compare_lines,
     compute_optimal,
     gpt2_size,
-    korthikanti_activation_bytes,
     largest_of,
     max_params,
     max_params_lines,
@@ -37,7 +37,6 @@ from planning import (
     remedies_lines,
     shape_for,
     training_costs,
-    zero_bytes_per_gpu,
 )
 from prediction import Timeline, predict
 from schedule import schedule
