@@ -59,7 +59,7 @@ SHAPES = {
 def read_command(argv):
     """Return (command, config, options, whether a config was named), checked."""
     name = argv[0] if argv and not argv[0].startswith("-") else None
-    config, options = load(argv[1:] if name else argv, Options)
+    config, options = load(argv[1:] if name else argv, Options, "COMMAND [CONFIG.py ...]")
     require(name in USES, f"a command is wanted: python bench.py {' | '.join(USES)}; got {name or 'none'}")
     for field in fields(options):
         known = field.name in ("json", "record", *USES[name].split())

@@ -77,14 +77,18 @@ def on_cluster(config, device, n_gpus, memory_bytes=None, mfu=None):
 
 
 def fewest(config, device, memory_bytes, most=4096):
-    """Return on_cluster for the least power of two of GPUs on which the config fits; None where none does."""
-    n_gpus = 2
-    while n_gpus <= min(most, config.batch_size * config.gradient_accumulation_steps):
-        if config.batch_size * config.gradient_accumulation_steps % n_gpus == 0:
-            found = on_cluster(config, device, n_gpus, memory_bytes)
-            if found["fits"]:
-                return found
-        n_gpus *= 2
+    """Return on_cluster for the least power of two of GPUs on which the config fits, with recompute="block" if not even
+    so many have room without; None where none does.
+    """
+    sequences = config.batch_size * config.gradient_accumulation_steps
+    for recompute in dict.fromkeys((config.recompute, "block")):
+        n_gpus = 2
+        while n_gpus <= min(most, sequences):
+            if sequences % n_gpus == 0:
+                found = on_cluster(replace(config, recompute=recompute), device, n_gpus, memory_bytes)
+                if found["fits"]:
+                    return found | {"recompute": recompute}
+            n_gpus *= 2
     return None
 
 

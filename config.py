@@ -128,12 +128,12 @@ def command(main):
 # --- reading
 
 
-def load(argv, options=None):
+def load(argv, options=None, positional="CONFIG.py ..."):
     """Return (Config, options) from a command line of config files and flags.
 
-    `options` is the command's own dataclass of flags beside the settings.
+    `options` is the command's own dataclass of flags beside the settings; `positional` is what usage shows first.
     """
-    files, flags = parse(argv, (Config, options) if options else (Config,), "CONFIG.py ...")
+    files, flags = parse(argv, (Config, options) if options else (Config,), positional)
     settings = {}
     for file in files:
         settings |= read_file(file)
@@ -300,7 +300,8 @@ def help_text(classes, positional):
     text = f"usage: python {os.path.basename(sys.argv[0])} {positional} [--name=value ...]\n\n{about}"
     for cls in reversed(classes):
         title = "Settings, which a config file may hold too:" if cls is Config else "Options of this command:"
-        lines = [line.strip() for line in inspect.getsource(cls).splitlines()]
+        source = re.sub(r"= field\(default=(\w+), .*\)  #", r"= \1  #", inspect.getsource(cls))
+        lines = [line.strip() for line in source.splitlines()]
         shown = [line if line[0] == "#" else "--" + line for line in lines if re.match(r"\w+: .* = |# ---", line)]
         text += f"\n\n{title}\n" + "\n".join("  " + line for line in shown)
     return text

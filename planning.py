@@ -138,7 +138,8 @@ def remedies(config, device, memory_bytes=None, mfu=ASSUMED_MFU):
     found.sort(key=lambda r: ("block_size" in r["changes"], r["time_ratio"] or r["flops_ratio"]))
     sharded = None if before["fits"] else cluster.fewest(config, device, memory_bytes)
     return {"fits": before["fits"], "peak": before["memory"]["peak"], "available": memory_bytes, "states": states,
-            "sharded": sharded, "remedies": found}  # fmt: skip
+            "sharded": sharded, "recompute": config.recompute,
+            "remedies": found}  # fmt: skip
 
 
 def remedies_lines(result, device):
@@ -163,8 +164,9 @@ def remedies_lines(result, device):
         )
     if sharded:
         moved = f"{mib(sharded['moved_bytes'])} moved by each a step"
+        again = f", with --recompute={sharded['recompute']}" if sharded["recompute"] != r["recompute"] else ""
         cards = f"sharded (ZeRO-3) over {sharded['n_gpus']} such cards"
-        yield f"  {cards}, as arithmetic: this version trains on one"
+        yield f"  {cards}{again}, as arithmetic: this version trains on one"
         yield f"    {mib(sharded['peak'])} on each at its peak, the same tokens a step, {moved}; --n_gpus says more"
 
 

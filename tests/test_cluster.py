@@ -2,15 +2,17 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import accounting
 import cluster
-from config import Config, ConfigError, resolve
+from config import Config, ConfigError, read_file, resolve
 from hardware import accelerator
 from prediction import predict
 
+ROOT = Path(__file__).resolve().parents[1]
 A100 = accelerator("a100-40gb")
 GPT2 = resolve(Config(vocab_size=50304, batch_size=12, gradient_accumulation_steps=40), A100)  # 480 sequences
 N = 124_373_760
@@ -126,3 +128,16 @@ def test_mistakes_are_one_line_and_status_2(words, expected, capsys):
     assert accounting.main([*sizes, *words]) == 2
     printed = capsys.readouterr()
     assert expected in printed.err and printed.err.count("\n") == 1
+
+
+def test_where_sharding_alone_leaves_no_room_it_takes_recomputation_too(capsys):
+    config = ROOT / "configs" / "published" / "llama2_70b.py"
+    assert accounting.main([str(config), "--gpu=h100-sxm"]) == 2
+    printed = capsys.readouterr().out
+    h100 = accelerator("h100-sxm")
+    llama = resolve(Config(**read_file(config)), h100)
+    found = cluster.fewest(llama, h100, h100.memory_bytes)
+    assert found["recompute"] == "block" and found["peak"] <= h100.memory_bytes
+    assert not cluster.on_cluster(llama, h100, 1024)["fits"]  # without it, however many share the states
+    assert f"over {found['n_gpus']} such cards, with --recompute=block, as arithmetic" in printed
+    assert "batch size cannot help: the states alone need more than the card" in printed
