@@ -339,7 +339,7 @@ def optimizer(config, options, device, record):
         for p in model.parameters():
             p.grad = torch.randn_like(p).mul_(1e-3)
         betas, scale, finite = (c.beta1, c.beta2), torch.ones((), device=device), torch.tensor(True, device=device)
-        own = AdamW(parameter_groups(model, c.weight_decay), c.learning_rate, betas)
+        own = AdamW(parameter_groups(model, c.weight_decay), c.learning_rate, betas, compiled=c.compile_optimizer)
         fused, foreach = (
             torch.optim.AdamW(parameter_groups(model, c.weight_decay), c.learning_rate, betas, **kind)
             for kind in ({"fused": True}, {"foreach": True})

@@ -58,8 +58,9 @@ class Config:
     gradient_accumulation_steps: int = 5 * 8  # micro-batches per step, over all ranks
     # --- optimizer: AdamW
     learning_rate: float = 6e-4  # peak
-    min_lr: float = 6e-5  # floor of the cosine
+    min_lr: float = 6e-5  # floor of the decay
     decay_lr: bool = True  # False: constant after warm-up
+    decay_shape: Literal["cosine", "linear"] = "cosine"
     warmup_iters: int = 2000  # steps
     lr_decay_iters: int = 600000  # steps until min_lr
     max_iters: int = 600000  # steps: one optimizer update each
@@ -82,7 +83,8 @@ class Config:
     # --- system
     device: str = "auto"  # auto | cpu | cuda | cuda:1 | mps
     dtype: Auto | Literal["float32", "bfloat16", "float16"] = "auto"  # of matmuls; auto: bfloat16 where native
-    compile: Auto | bool = "auto"  # torch.compile; auto: on CUDA only
+    compile: Auto | bool = "auto"  # torch.compile of the model; auto: on CUDA only
+    compile_optimizer: Auto | bool = "auto"  # AdamW in one pass over memory; auto: where that saves more than it costs
     recompute: Literal["none", "attention", "block"] = "none"  # what backward computes again instead of keeping it
     loss_chunk: Auto | int | None = "auto"  # tokens whose logits exist at a time; None: all; auto: fewer if many
     backend: str = "nccl"  # of torch.distributed, for runs of several processes
@@ -375,6 +377,14 @@ def resolve(config, device):
         f"dtype={dtype!r}: {device.name} has no {dtype} matmuls; --dtype={native}, or auto, fits it",
     )
     vocab_size = config.vocab_size or data_vocab_size(config)
+    compiled, optimizer_compiled = config.compile, config.compile_optimizer
+    if compiled == "auto":
+        compiled = device.kind == "cuda"
+    if optimizer_compiled == "auto":
+        parameters = config.n_layer * config.n_embd * (4 * config.n_embd + 2 * ff) + vocab_size * config.n_embd
+        # measured on two cores: 1 ns a parameter and step, against 3 to 10 s of compiling
+        saved_s = parameters * config.max_iters * 1e-9
+        optimizer_compiled = compiled if device.kind == "cuda" else device.kind == "cpu" and saved_s > 20
     chunk = config.loss_chunk
     if chunk == "auto":
         chunk = chunk_of(config.tokens_per_micro_step, vocab_size)
@@ -387,7 +397,8 @@ def resolve(config, device):
         grad_clip=config.grad_clip or None,
         device=device.kind if config.device == "auto" else config.device,
         dtype=dtype,
-        compile=device.kind == "cuda" if config.compile == "auto" else config.compile,
+        compile=compiled,
+        compile_optimizer=optimizer_compiled,
         loss_chunk=chunk,
     )
 

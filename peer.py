@@ -212,7 +212,10 @@ class Trainer:
         self.model = build(c)
         self.model.init_weights(c.seed)
         self.model.to(device)
-        self.optimizer = AdamW(parameter_groups(self.model, c.weight_decay), c.learning_rate, (c.beta1, c.beta2))
+        self.optimizer = AdamW(
+            parameter_groups(self.model, c.weight_decay), c.learning_rate, (c.beta1, c.beta2),
+            compiled=c.compile_optimizer,
+        )  # fmt: skip
         self.loss_scale = LossScale(c.dtype, device)
         self.autocast = autocast(c)
         self.forward = torch.compile(self.model) if c.compile else self.model

@@ -519,8 +519,8 @@ def chunked_loss(tape, x, weight, targets):
 
 
 def optimizer(tape):
-    """The gradients' norm, for clipping; then AdamW, with one tensor of the parameter's size beside the moments while
-    that is updated. Gradients die at the end.
+    """The gradients' norm, for clipping; then AdamW: compiled in one pass, else with one tensor of the parameter's size
+    beside the moments while that is updated. Gradients die at the end.
     """
     tape.group = tape.phase = "optimizer"
     states = []
@@ -533,8 +533,10 @@ def optimizer(tape):
             Buffer(f"{moment} of {p.name}", p.shape, "float32", "state", repeat=p.repeat)
             for moment in ("exp_avg", "exp_avg_sq")
         ]
-        scratch = Buffer(f"update of {p.name}", p.shape, "float32")
-        tape.emit(f"update {p.name}", (p, grad, *moments), (p, *moments, scratch), computes=("update", (p,), p))
+        one_pass = tape.config.compile_optimizer
+        scratch = () if one_pass else (Buffer(f"update of {p.name}", p.shape, "float32"),)
+        computes = ("one-pass update" if one_pass else "update", (p,), p)
+        tape.emit(f"update {p.name}", (p, grad, *moments), (p, *moments, *scratch), computes=computes)
         states += moments
     tape.repeat = 1
     tape.emit("free gradients", tuple(tape.grads.values()), ())

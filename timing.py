@@ -100,9 +100,9 @@ def tensor(buffer, limit, device, draw):
     return x.requires_grad_(buffer.kind not in ("table", "grad", "state"))
 
 
-def optimizer_step(p):
+def optimizer_step(p, compiled):
     """Return AdamW's step on one parameter; without its gradient it does all but the update."""
-    return AdamW([{"params": [p], "weight_decay": 0.1}], 1e-3, (0.9, 0.95)).step
+    return AdamW([{"params": [p], "weight_decay": 0.1}], 1e-3, (0.9, 0.95), compiled=compiled).step
 
 
 def runner(op, device: torch.device):
@@ -111,10 +111,11 @@ def runner(op, device: torch.device):
     limit = min(op.inputs[0].shape)
     inputs = [tensor(buffer, limit, device, draw) for buffer in op.inputs]
     y = torch.empty(op.output.shape, dtype=getattr(torch, op.output.dtype), device="meta")
-    if op.kind == "update":
-        idle = optimizer_step(inputs[0].detach())
+    if op.kind in ("update", "one-pass update"):
+        compiled = op.kind != "update"
+        idle = optimizer_step(inputs[0].detach(), compiled)
         inputs[0].grad = torch.randn(inputs[0].shape, device=device, generator=draw)
-        return optimizer_step(inputs[0]), idle
+        return optimizer_step(inputs[0], compiled), idle
     if op.kind in ("add gradients", "gradient norm") or op.kind.startswith("chunk"):
         inputs = [x.detach() for x in inputs]
         return lambda: RUN[op.kind](y, *inputs), lambda: None

@@ -4,7 +4,7 @@ What the run will take is printed before anything big is allocated; what it took
 """
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from accounting import check_mfu, refuse_what_cannot_fit, report
 from config import ROOT, ConfigError, command, dump, load, require, resolve
@@ -44,7 +44,15 @@ from data.loader import Dataset, Loader, keyed
 from ledger import Log, evaluation_line
 from measure import counted_flops, find_device, keep_freed_memory, profiled_peak, standing_bytes, with_ceiling
 from model import build
-from optimizer import AdamW, LossScale, clip_factor, gradient_norm, learning_rate, parameter_groups
+from optimizer import (
+    AdamW,
+    LossScale,
+    clip_factor,
+    compiled_update,
+    gradient_norm,
+    learning_rate,
+    parameter_groups,
+)
 from timing import with_operation_times
 from tokenizer import Tokenizer
 
@@ -73,6 +81,8 @@ def main(argv):
     out_dir = Path(config.out_dir)
     dataset = Dataset(config)
     saved = find_checkpoint(config, options, out_dir)
+    if config.compile_optimizer and not config.eval_only:
+        config = with_compiled_optimizer(config, device)
     record = with_ceiling(record, device, config.dtype)
     prediction = predict(config, record, memory_bytes, options.mfu)
     if options.mfu is None and prediction["fits"] is not False:
@@ -101,7 +111,10 @@ def train(config, options, device, record, dataset, saved, prediction, out_dir):
     if saved:
         checkpoint.load_weights(model, saved["weights"])
     model.to(device)
-    optimizer = AdamW(parameter_groups(model, config.weight_decay), config.learning_rate, (config.beta1, config.beta2))
+    optimizer = AdamW(
+        parameter_groups(model, config.weight_decay), config.learning_rate, (config.beta1, config.beta2),
+        compiled=config.compile_optimizer and not config.eval_only,
+    )  # fmt: skip
     loss_scale = LossScale(config.dtype, device)
     if saved:
         checkpoint.load_optimizer(model, optimizer, loss_scale, saved["optimizer"])
@@ -269,6 +282,17 @@ def preflight(config, record, prediction, dataset, first_step):
     refuse_what_cannot_fit(c, record, prediction)
 
 
+def with_compiled_optimizer(config, device):
+    """Compile AdamW before the run is predicted; where that fails, say why, and return the config without it."""
+    start = time.perf_counter()
+    kernel, trouble = compiled_update(device)
+    if kernel:
+        print(f"compiled    AdamW, into one pass over memory, in {time.perf_counter() - start:.1f} s", flush=True)
+        return config
+    print(f"warning     torch.compile failed, so AdamW is eager: {trouble}", flush=True)
+    return replace(config, compile_optimizer=False)
+
+
 def compile_or_fall_back(model, config, device, autocast):
     """Return the compiled model, tried on a batch of zeros, as compilers fail at the first call; else the model."""
     start = time.perf_counter()
@@ -282,11 +306,11 @@ def compile_or_fall_back(model, config, device, autocast):
         raise
     except Exception as error:  # compilers fail in ways of their own: no gcc, no Triton, an unknown card
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        print(f"warning     torch.compile failed, so the run is eager: {reason}", flush=True)
+        print(f"warning     torch.compile failed, so the model is eager: {reason}", flush=True)
         return model
     finally:
         model.zero_grad(set_to_none=True)
-    print(f"compiled    in {time.perf_counter() - start:.1f} s", flush=True)
+    print(f"compiled    the model, in {time.perf_counter() - start:.1f} s", flush=True)
     return compiled
 
 

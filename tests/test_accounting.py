@@ -72,8 +72,8 @@ ALL = {**GRID, **RECOMPUTED}
 
 
 def config_of(**settings):
-    accumulation = {"gradient_accumulation_steps": 1}
-    return resolve(Config(**{**SMALL, **accumulation, "dtype": "float32", **settings}), CPU)
+    own = {"gradient_accumulation_steps": 1, "compile_optimizer": False, "dtype": "float32"}
+    return resolve(Config(**{**SMALL, **own, **settings}), CPU)
 
 
 def total_flops(config):
@@ -86,7 +86,7 @@ class Step:
     def __init__(self, config):
         self.config, self.model = config, build(config)
         self.model.init_weights(0)
-        self.optimizer = AdamW(parameter_groups(self.model, 0.1), 1e-3, (0.9, 0.95))
+        self.optimizer = AdamW(parameter_groups(self.model, 0.1), 1e-3, (0.9, 0.95), compiled=config.compile_optimizer)
         self.autocast = torch.autocast("cpu", getattr(torch, config.dtype), enabled=config.dtype != "float32")
         shape = (config.batch_size, config.block_size)
         self.x, self.y = torch.randint(config.vocab_size, shape), torch.randint(config.vocab_size, shape)
@@ -194,13 +194,17 @@ def test_the_peak_is_that_of_torchs_memory_tracker(shape, dtype):
 
 TIED = {"batch_size": 1, "block_size": 7, "vocab_size": 2000}  # its two gradients meet at the peak
 TIED = {"tied, few tokens": TIED, "tied, few tokens, chunked loss": TIED | {"loss_chunk": 3}}
+WIDE = "wide, few tokens"  # whose peak is the update, unless it takes no temporary
+ONE_PASS = {
+    f"{name}, AdamW in one pass": GRID[name] | {"compile_optimizer": True} for name in ("wide, few tokens", "gpt2")
+}
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
-@pytest.mark.parametrize("shape", [*ALL, *TIED])
+@pytest.mark.parametrize("shape", [*ALL, *TIED, *ONE_PASS])
 def test_the_peak_is_what_the_allocator_reached(shape, accumulation):
     """In float32: on a CPU a bfloat16 matmul takes scratch memory of its own, which shows in models so small."""
-    config = config_of(gradient_accumulation_steps=accumulation, **{**ALL, **TIED}[shape])
+    config = config_of(gradient_accumulation_steps=accumulation, **{**ALL, **TIED, **ONE_PASS}[shape])
     step = Step(config)
     step()
     measured, *_ = profiled_peak(step, step.standing(), torch.device("cpu"))

@@ -437,7 +437,7 @@ def test_resolve_fills_what_depends_on_shape_and_machine():
     resolved = resolve(dataclasses.replace(DEFAULTS, vocab_size=50257, grad_clip=0.0), CPU)
     assert dataclasses.replace(DEFAULTS, **{
         "n_kv_head": 12, "head_dim": 64, "d_ff": 3072, "vocab_size": 50257, "grad_clip": None, "device": "cpu",
-        "dtype": "float32", "compile": False, "loss_chunk": 512,
+        "dtype": "float32", "compile": False, "compile_optimizer": True, "loss_chunk": 512,
     }) == resolved  # fmt: skip
     given = dict(
         n_kv_head=4,
@@ -447,6 +447,7 @@ def test_resolve_fills_what_depends_on_shape_and_machine():
         device="cuda:1",
         dtype="float32",
         compile=False,
+        compile_optimizer=True,
         grad_clip=2.0,
         loss_chunk=5,
     )

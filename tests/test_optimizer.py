@@ -8,7 +8,15 @@ import torch
 from torch import nn
 
 from config import Config
-from optimizer import AdamW, LossScale, clip_factor, gradient_norm, learning_rate, parameter_groups
+from optimizer import (
+    AdamW,
+    LossScale,
+    clip_factor,
+    compiled_update,
+    gradient_norm,
+    learning_rate,
+    parameter_groups,
+)
 
 
 def small_model(dtype=torch.float64):
@@ -55,6 +63,28 @@ def test_vectors_do_not_decay_and_every_parameter_is_in_one_group_once():
     assert all(p.dim() == 2 for p in decay["params"]) and all(p.dim() == 1 for p in rest["params"])
     grouped = [id(p) for p in decay["params"] + rest["params"]]
     assert len(grouped) == len(set(grouped)) and set(grouped) == {id(p) for p in model.parameters()}
+
+
+def test_compiled_it_is_the_same_but_for_rounding_and_one_kernel_serves_all_shapes():
+    kernel, trouble = compiled_update(torch.device("cpu"))
+    assert trouble is None
+    shapes = [(3, 5), (1,), (7,), (40, 33), (0,), (16,), (2, 3, 4)]
+    torch.manual_seed(0)
+    eager, compiled = ([nn.Parameter(torch.ones(shape)) for shape in shapes] for _ in range(2))
+    optimizers = [AdamW(parameter_groups(nn.ParameterList(p), 0.5), 0.1, (0.9, 0.95)) for p in (eager, compiled)]
+    optimizers[1].in_one_pass = kernel
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for apply in (True, False, True, True):
+            gradients = [torch.randn(shape) * (1 if apply else math.nan) for shape in shapes]
+            gradients[3] = gradients[3].mT.contiguous().mT  # not in the order of its parameter: left to the eager one
+            for parameters, optimizer in zip((eager, compiled), optimizers, strict=True):
+                for p, gradient in zip(parameters, gradients, strict=True):
+                    p.grad = gradient.clone(memory_format=torch.preserve_format)
+                optimizer.step(torch.tensor(0.5), apply=torch.tensor(apply))
+            for p, q in zip(eager, compiled, strict=True):
+                torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-6)
+    for own, other in zip(*(optimizer.state() for optimizer in optimizers), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
@@ -132,6 +162,14 @@ def test_the_schedule_is_finite_and_in_range_for_every_combination(warmup, decay
         learning_rate=1.0, min_lr=0.1, warmup_iters=warmup, lr_decay_iters=decay, max_iters=maximum, decay_lr=decay_lr
     )
     assert all(math.isfinite(lr) and 0 < lr <= 1 for lr in lrs)
+
+
+def test_a_linear_decay_falls_by_the_same_amount_each_step():
+    lrs = schedule(
+        learning_rate=1.0, min_lr=0.1, warmup_iters=10, lr_decay_iters=100, max_iters=120, decay_shape="linear"
+    )
+    assert lrs[100:] == [0.1] * 21
+    assert all(math.isclose(a - b, 0.9 / 90) for a, b in itertools.pairwise(lrs[10:101]))
 
 
 def test_without_decay_the_rate_stays_at_its_peak():

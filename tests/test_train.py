@@ -31,8 +31,8 @@ from hardware import Device
 PEAK = 1e11  # FLOP/s that these tests take their device to have
 TINY = {
     "n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 16, "batch_size": 4, "gradient_accumulation_steps": 1,
-    "max_iters": 4, "warmup_iters": 2, "lr_decay_iters": 20, "learning_rate": 1e-3, "min_lr": 1e-4,
-    "eval_interval": 100, "eval_iters": 2, "device": "cpu", "dtype": "float32", "sample_tokens": 0,
+    "compile_optimizer": False, "max_iters": 4, "warmup_iters": 2, "lr_decay_iters": 20, "learning_rate": 1e-3,
+    "min_lr": 1e-4, "eval_interval": 100, "eval_iters": 2, "device": "cpu", "dtype": "float32", "sample_tokens": 0,
 }  # fmt: skip
 STEP_KEYS = {
     "step", "loss", "lr", "grad_norm", "step_s", "data_wait_s", "tokens_per_s", "mfu", "peak_source", "memory_bytes",
@@ -431,7 +431,7 @@ def test_a_compiler_that_fails_leaves_the_run_eager(run, tmp_path, monkeypatch, 
     monkeypatch.setattr(torch, "compile", broken)
     printed = run(out="fallen_back", compile=True, dropout=0.1)
     warnings = [line for line in printed.splitlines() if line.startswith("warning")]
-    assert warnings == ["warning     torch.compile failed, so the run is eager: no compiler here"]
+    assert warnings == ["warning     torch.compile failed, so the model is eager: no compiler here"]
     run(out="eager", compile=False, dropout=0.1)
     assert_same_run(tmp_path / "fallen_back", tmp_path / "eager")
 
@@ -439,7 +439,7 @@ def test_a_compiler_that_fails_leaves_the_run_eager(run, tmp_path, monkeypatch, 
 def test_a_compiled_run_warms_up_longer_and_bounds_its_memory(run, tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda model: lambda *args, **settings: model(*args, **settings))
     printed = run(max_iters=4, compile=True)
-    assert re.search(r"^compiled    in \d+\.\d s$", printed, re.M)
+    assert re.search(r"^compiled    the model, in \d+\.\d s$", printed, re.M)
     assert [r["step_s"] is None for r in read_metrics(tmp_path / "out")[0]] == [True, True, False, False]
     assert "ledger after step 3 (compiled: the predicted memory and time are an eager step's, upper bounds)" in printed
 
@@ -745,7 +745,7 @@ def test_data_of_another_tokenizer_stops_the_run_where_it_is_met(run, tmp_path):
 
 
 def test_running_out_of_memory_is_one_line_with_the_prediction(run, monkeypatch):
-    def allocate(*arguments):
+    def allocate(*arguments, **settings):
         raise torch.OutOfMemoryError("tried to allocate 2 GiB")
 
     monkeypatch.setattr(train, "AdamW", allocate)
