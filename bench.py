@@ -115,6 +115,7 @@ import torch
 
 import hardware
 import tokenizer
+from hardware import operation_dtype
 from measure import (
     copy_bandwidth,
     crossing_seconds,
@@ -386,7 +387,7 @@ def decode(config, options, device, record):
             n, found = turns([side.turn for side in sides], n, options.repetitions, bandwidth)
         for i, c in enumerate(configs, 1):
             p = predict(c, record)
-            n_bytes = p["model"]["params_matmul"] * BYTES[c.dtype]
+            n_bytes = p["model"]["params_matmul"] * BYTES[operation_dtype("row product", c.dtype, device.type)]
             n_bytes += p["memory"]["kv_cache_per_token"] * (prompt + n // 2)
             ours, step_s = [figures[i]["seconds"] for figures in found], [figures[i]["step_s"] for figures in found]
             row = {

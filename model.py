@@ -30,6 +30,20 @@ def xavier_std(fan_in: int, fan_out: int) -> float:
     return math.sqrt(2 / (fan_in + fan_out))
 
 
+def linear(x: Float[Tensor, "*batch n"], weight: Float[Tensor, "m n"], bias=None) -> Float[Tensor, "*batch m"]:
+    """x W^T + b. A single row on a CPU, generation's, is taken by slices of W, which all cores share: torch gives a
+    matrix times a vector to one of them, and takes its slow path where the vector is not a transposed row.
+    """
+    (m, n), threads = weight.shape, torch.get_num_threads()
+    slices = next((s for s in range(max(2, threads), 257) if m % s == 0), None)
+    if x.device.type != "cpu" or x.numel() != n or torch.is_grad_enabled() or slices is None:
+        return F.linear(x, weight, bias)
+    with torch.autocast("cpu", enabled=False):
+        row = x.to(weight.dtype).reshape(1, 1, n).expand(slices, 1, n)
+        y = torch.bmm(rearrange(weight, "(s m) n -> s m n", s=slices), row.mT).view(*x.shape[:-1], m)
+    return y if bias is None else y + bias
+
+
 class Linear(nn.Module):
     """y = x W^T + b. Several fan_outs share one matrix: one matmul, but each part initialised as its own."""
 
@@ -41,7 +55,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(sum(fan_outs))) if bias else None
 
     def forward(self, x: Float[Tensor, "*batch fan_in"]) -> Float[Tensor, "*batch fan_out"]:
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 class RMSNormFunction(torch.autograd.Function):
@@ -239,7 +253,7 @@ class LanguageModel(nn.Module):
         return self.norm(x)
 
     def logits(self, x: Float[Tensor, "*batch C"]) -> Float[Tensor, "*batch V"]:
-        return F.linear(x, self.wte if self.head is None else self.head)
+        return linear(x, self.wte if self.head is None else self.head)
 
     def forward(self, idx: Int[Tensor, "B T"], targets: Int[Tensor, "B T"] | None = None, cache=None, scale=1.0):
         """Return the logits (B, T, V); where targets are given, scale times the mean loss in nats per token instead."""

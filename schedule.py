@@ -256,7 +256,12 @@ class Tape:
         # autocast takes the arguments from the last to the first
         w, b = weight or self.param(f"{name}.weight", n, k), self.param(f"{name}.bias", n) if bias else None
         b = self.cast(b, dtype) if bias else None
-        w = self.cast(w, dtype)
+        copy = self.cast(w, dtype)
+        row_dtype = operation_dtype("row product", self.config.dtype, self.device.kind)
+        if rows == 1 and self.past is not None and row_dtype == "float32":
+            dtype = row_dtype  # of the weights themselves: their copies are prefill's
+        else:
+            w = copy
         x = self.cast(x, dtype)
         inputs = (x, w, b) if bias else (x, w)
         forward, to_x, to_w = (1, rows, k, n), (1, rows, n, k), (1, n, rows, k)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from config import Config, resolve
 from hardware import Device
-from model import KVCache, RMSNormFunction, build, sample
+from model import KVCache, RMSNormFunction, build, linear, sample
 
 CPU = Device("a CPU", "cpu", dtypes=("float32", "bfloat16"))
 TINY = {
@@ -224,6 +224,22 @@ def test_greedy_generation_equals_the_full_forward_also_past_block_size(shape, p
         expected = model(window)[:, -1].argmax(-1)
         assert torch.equal(generated[:, i], expected), f"token {i}"
         window = torch.cat((window, expected[:, None]), dim=1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "m, n, bias", [(64, 48, False), (65, 7, True), (50257, 3, False), (263, 8, True), (6, 1, True)]
+)
+def test_a_single_row_times_a_matrix_is_computed_in_float32_by_slices(m, n, bias, dtype):
+    """By slices where the height divides into some; 263 is prime. Under autocast no copy of the weights is rounded."""
+    torch.manual_seed(0)
+    weight, x, b = torch.randn(m, n), torch.randn(1, 1, n), torch.randn(m) if bias else None
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+        y = linear(x, weight, b)
+    rounded = dtype == "bfloat16" and m == 263
+    torch.testing.assert_close(y.float(), F.linear(x, weight, b), **({"rtol": 0, "atol": 0.1} if rounded else {}))
+    assert y.dtype == (torch.bfloat16 if rounded else torch.float32) and y.shape == (1, 1, m)
+    assert linear(x.requires_grad_(), weight, b).grad_fn is not None  # with a gradient wanted it is torch's own
 
 
 def test_tied_weights_are_one_tensor_after_building_moving_stepping_and_copying():

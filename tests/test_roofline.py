@@ -123,6 +123,18 @@ def test_the_causal_convention_counts_what_the_mask_leaves():
     assert flops["per_step"] - flops["causal_per_step"] == pairs * 31 // 64  # T (T - 1) / 2 of T^2 pairs are masked
 
 
+def test_on_a_cpu_a_single_row_reads_the_weights_in_float32():
+    cpu = Device("a CPU", "cpu", 2**34, {"bfloat16": 1e12}, 1e10, "a test", ("float32", "bfloat16"))
+    config = config_of(cpu, dtype="bfloat16")
+
+    def weight_bytes(batch_size, device):
+        (op,) = (op for op in generation(config, device, batch_size, 1, 9).ops if op.name == "logits")
+        (weight,) = (b for b in op.reads if b.numel == config.vocab_size * config.n_embd)
+        return weight.bytes / weight.numel
+
+    assert (weight_bytes(1, cpu), weight_bytes(2, cpu), weight_bytes(1, H100)) == (4, 2, 2)
+
+
 def test_the_command_prints_groups_and_generation(capsys):
     argv = ["--gpu=a100-40gb", "--roofline", *(f"--{name}={value}" for name, value in SMALL.items())]
     assert accounting.main(argv) == 0
