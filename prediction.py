@@ -183,7 +183,7 @@ def step_memory(s):
         "peak": t.peak,
         "peak_at": f"{t.peak_op.phase}, {t.peak_op.name}",
         "at_peak": dict(at_peak),
-        "pinned_host": 2 * 8 * c.batch_size * (c.block_size + 1) if s.device.kind == "cuda" else 0,  # two batches
+        "pinned_host": 2 * 2 * 8 * c.batch_size * c.block_size if s.device.kind == "cuda" else 0,  # two batches
         "card": card_memory(t) if s.device.kind == "cuda" else None,
     }
 

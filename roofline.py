@@ -84,7 +84,7 @@ def roofline(config, device):
     result = {"ridge": peak / bandwidth, "step": rows, "total": total(rows)}
     result["operations"] = table(ops, peak, bandwidth, ("phase", "group", "label"))
     if device.link:  # beside the step: the next batch is copied while this one computes
-        n_bytes = 8 * config.batch_size * (config.block_size + 1) * config.gradient_accumulation_steps
+        n_bytes = 2 * 8 * config.batch_size * config.block_size * config.gradient_accumulation_steps
         result["batch_copy"] = {"bytes": n_bytes, "seconds": n_bytes / device.link, "bound": "link"}
     if config.model == "transformer":
         past = config.block_size - 1

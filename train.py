@@ -362,10 +362,10 @@ def evaluate(model, dataset, config, device, autocast):
     model.eval()
     total, n = torch.zeros((), device=device), 0
     for batch in dataset.validation(config):
-        batch = batch.to(device)
+        x, y = batch.to(device)
         with autocast:
-            total += model(batch[:, :-1].contiguous(), batch[:, 1:].contiguous()) * len(batch)
-        n += len(batch)
+            total += model(x, y) * len(x)
+        n += len(x)
     model.train()
     return total.item() / n
 

@@ -1,13 +1,15 @@
 """Tokens to batches. Which windows make a batch is a pure function of (seed, step, micro_step, rank): there is no state
 to save, prefetching cannot disturb the order, and the global batch does not depend on the number of ranks.
 
-A batch's way: memory map -> a window of T + 1 ids -> int64 (pinned, on CUDA) -> the device; x is all but the last id,
-y all but the first.
+A batch's way: memory map -> windows of T + 1 ids -> x, all but the last id, and y, all but the first, int64 (pinned, on
+CUDA) -> the device.
 """
 
+import functools
 import hashlib
 import json
 import math
+import os
 import threading
 from queue import Queue
 
@@ -17,6 +19,8 @@ import torch
 from config import ConfigError, require
 
 SPLITS = ("train", "val")
+PREAD = hasattr(os, "pread")  # Windows has none
+STARTS = 4096  # samples of a run whose places in the split are worked out at a time
 
 
 class Dataset:
@@ -72,20 +76,22 @@ class Dataset:
         self.block_size, self.vocab_size, self.folder = config.block_size, config.vocab_size, folder
         self.val_bytes = counts["val"].get("bytes")
 
-    def windows(self, split: str, starts: np.ndarray) -> torch.Tensor:
-        """Return the ids at each start, (B, T + 1) int64; an id beyond the vocabulary is an error that says where."""
-        # mapped anew each time: pages count as this process's memory for as long as the mapping that read them lives
-        tokens = np.memmap(self.files[split], dtype=self.tokens[split].dtype, mode="r")
-        batch = np.empty((len(starts), self.block_size + 1), dtype=np.int64)
-        for row, start in zip(batch, starts, strict=True):
-            row[:] = tokens[start : start + self.block_size + 1]
-        if batch.max() >= self.vocab_size:
-            row, column = np.argwhere(batch >= self.vocab_size)[0]
+    def windows(self, split: str, starts: np.ndarray) -> np.ndarray:
+        """Return the T + 1 ids at each start, (B, T + 1); an id beyond the vocabulary is an error that says where."""
+        tokens, file, length = self.tokens[split], self.files[split].fileno(), self.block_size + 1
+        if PREAD:  # not through the map: pages read through it count as this process's memory for as long as it lives
+            n_bytes, size = length * tokens.itemsize, tokens.itemsize
+            ids = b"".join([os.pread(file, n_bytes, start * size) for start in starts.tolist()])
+        else:
+            ids = b"".join([tokens[start : start + length].tobytes() for start in starts.tolist()])
+        ids = np.frombuffer(ids, tokens.dtype).reshape(len(starts), length)
+        if ids.max() >= self.vocab_size:
+            row, column = np.argwhere(ids >= self.vocab_size)[0]
             raise ConfigError(
-                f"{self.folder / split}.bin: id {batch[row, column]} at token {starts[row] + column} is beyond "
+                f"{self.folder / split}.bin: id {ids[row, column]} at token {starts[row] + column} is beyond "
                 f"vocab_size={self.vocab_size}; the data was made with another tokenizer"
             )
-        return torch.from_numpy(batch)
+        return ids
 
     def epoch_windows(self) -> int:
         """Return how many windows make an epoch of the training split."""
@@ -107,23 +113,39 @@ class Dataset:
         return result
 
     def batch(self, config, step: int, micro_step: int, rank: int = 0, world_size: int = 1) -> torch.Tensor:
-        """Return the (B, T + 1) ids of one micro-step of one rank."""
+        """Return x and y of one micro-step of one rank, (2, B, T) int64."""
         micro_batch = step * config.gradient_accumulation_steps + micro_step * world_size + rank
-        samples = micro_batch * config.batch_size + np.arange(config.batch_size)
-        return self.windows("train", self.starts(config.seed, samples))
+        first, n = divmod(micro_batch * config.batch_size, STARTS)
+        last = first + (n + config.batch_size - 1) // STARTS
+        blocks = [self.block_of_starts(config.seed, i) for i in range(first, last + 1)]
+        starts = blocks[0] if first == last else np.concatenate(blocks)
+        return inputs_and_targets(self.windows("train", starts[n : n + config.batch_size]))
+
+    @functools.lru_cache(maxsize=2)  # noqa: B019 (a data set lives as long as its run)
+    def block_of_starts(self, seed: int, block: int) -> np.ndarray:
+        """Return the starts of STARTS samples: to work them out one batch at a time would take longer than to read it."""
+        return self.starts(seed, block * STARTS + np.arange(STARTS))
 
     def bits_per_byte(self, loss: float) -> float | None:
         """Return a validation loss in bits per byte of the raw text; None where meta.json does not count its bytes."""
         return loss / math.log(2) * len(self.tokens["val"]) / self.val_bytes if self.val_bytes else None
 
     def validation(self, config):
-        """Yield (B, T + 1) batches: all non-overlapping windows of the split, or eval_iters batches spread over it."""
+        """Yield (2, B, T) batches: all non-overlapping windows of the split, or eval_iters batches spread over it."""
         starts = np.arange((len(self.tokens["val"]) - 1) // self.block_size) * self.block_size
         wanted = None if config.eval_iters is None else config.eval_iters * config.batch_size
         if wanted is not None and wanted < len(starts):
             starts = starts[np.arange(wanted) * len(starts) // wanted]  # evenly spaced: the same at every evaluation
         for first in range(0, len(starts), config.batch_size):
-            yield self.windows("val", starts[first : first + config.batch_size])
+            yield inputs_and_targets(self.windows("val", starts[first : first + config.batch_size]))
+
+
+def inputs_and_targets(windows: np.ndarray) -> torch.Tensor:
+    """Return of each window of T + 1 ids all but the last and all but the first, (2, B, T) int64."""
+    n, length = windows.shape
+    both = np.empty((2, n, length - 1), dtype=np.int64)
+    both[0], both[1] = windows[:, :-1], windows[:, 1:]
+    return torch.from_numpy(both)
 
 
 def keyed(seed: int, epoch: int, purpose: str) -> int:
@@ -168,7 +190,7 @@ class Loader:
         )
         self.buffers = self.copied = None
         if self.cuda:  # two pinned buffers with an event each: one is filled while the other's copy is under way
-            shape = (config.batch_size, config.block_size + 1)
+            shape = (2, config.batch_size, config.block_size)
             self.buffers = [torch.empty(shape, dtype=torch.int64, pin_memory=True) for _ in range(2)]
             self.copied = [torch.cuda.Event() for _ in range(2)]
             self.stream = torch.cuda.Stream(device)  # with the explicit device: a thread starts on device 0
@@ -213,7 +235,7 @@ class Loader:
             compute = torch.cuda.current_stream(self.device)
             compute.wait_event(arrived)
             batch.record_stream(compute)  # its memory belongs to the copy's stream; do not reuse it under our feet
-        return batch[:, :-1].contiguous(), batch[:, 1:].contiguous()
+        return batch.unbind()
 
     def close(self):
         self.stopped = True

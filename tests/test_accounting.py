@@ -522,7 +522,7 @@ def test_what_a_card_holds_beside_the_tensors_is_named_apart():
     t = Timeline(schedule(config_of(), a100))
     rounded = sum(-(-b.bytes // 512) * 512 * count for b, count in t.alive(t.peak_op))
     assert memory["card"]["allocator rounding"] == (rounded - memory["peak"],) * 2
-    assert memory["pinned_host"] == 2 * 8 * 3 * 33
+    assert memory["pinned_host"] == 2 * 2 * 8 * 3 * 32
     lines = "\n".join(accounting.report(config_of(), a100, predict(config_of(), a100)))
     assert "as estimated" in lines and "fragmentation" in lines and "pinned host memory" in lines
     assert predict(config_of(), CPU)["memory"]["card"] is None and "as estimated" not in "\n".join(

@@ -70,7 +70,7 @@ def test_every_legal_window_is_drawn_and_no_other(corpus, length, windows):
     drawn = dataset.starts(1, np.arange(400 * windows))
     assert set(drawn.tolist()) == set(range(length - 4))
     batch = dataset.windows("train", drawn)
-    assert (batch == torch.from_numpy(drawn)[:, None] + torch.arange(5)).all()
+    assert (batch == drawn[:, None] + np.arange(5)).all()
     assert batch.max() == length - 1  # the last token is a target
 
 
@@ -155,8 +155,8 @@ def test_the_global_batch_does_not_depend_on_the_number_of_ranks(corpus):
                 for rank in range(world_size)
             ]
         for world_size in (2, 4):
-            assert torch.equal(torch.cat(batches[world_size]), torch.cat(batches[1]))
-        per_rank = [torch.cat(batches[4][rank::4]) for rank in range(4)]
+            assert torch.equal(torch.cat(batches[world_size], 1), torch.cat(batches[1], 1))
+        per_rank = [torch.cat(batches[4][rank::4], 1) for rank in range(4)]
         assert len({part.numpy().tobytes() for part in per_rank}) == 4
 
 
@@ -166,8 +166,8 @@ def test_steps_walk_through_each_epoch_once(corpus):
     dataset = Dataset(config)
     assert dataset.epoch_windows() == 49
     batches = [dataset.batch(config, step, micro_step) for step in range(49) for micro_step in range(4)]
-    assert {tuple(batch.shape) for batch in batches} == {(2, 5)}
-    starts = torch.cat(batches)[:, 0].numpy()
+    assert {tuple(batch.shape) for batch in batches} == {(2, 2, 4)}
+    starts = torch.cat(batches, 1)[0, :, 0].numpy()
     assert (starts.reshape(8, 49) == [epoch_starts(dataset, epoch) for epoch in range(8)]).all()
 
 
@@ -175,8 +175,26 @@ def test_a_batch_larger_than_an_epoch(corpus):
     config = corpus(train=14, batch_size=7)
     dataset = Dataset(config)
     assert dataset.epoch_windows() == 2
-    starts = dataset.batch(config, 0, 0)[:, 0].tolist()
+    starts = dataset.batch(config, 0, 0)[0, :, 0].tolist()
     assert len(starts) == 7 and [abs(starts[i] - starts[i + 1]) for i in (0, 2, 4)] == [4, 4, 4]
+
+
+@pytest.mark.parametrize("block", [1, 3, 4, 7, 8, 9, 5000])
+def test_how_many_starts_are_worked_out_at_a_time_does_not_matter(corpus, block, monkeypatch):
+    config = corpus(train=300, batch_size=4)
+    expected = [Dataset(config).batch(config, step, micro_step) for step in range(30) for micro_step in range(4)]
+    monkeypatch.setattr(data.loader, "STARTS", block)
+    dataset = Dataset(config)
+    found = [dataset.batch(config, step, micro_step) for step in range(30) for micro_step in range(4)]
+    assert torch.equal(torch.stack(found), torch.stack(expected))
+
+
+def test_without_pread_the_same_is_read_from_the_map(corpus, monkeypatch):
+    config = corpus(train=300)
+    dataset = Dataset(config)
+    expected = [dataset.batch(config, step, 0) for step in range(9)]
+    monkeypatch.setattr(data.loader, "PREAD", False)
+    assert torch.equal(torch.stack([dataset.batch(config, step, 0) for step in range(9)]), torch.stack(expected))
 
 
 def test_a_batch_does_not_depend_on_what_was_asked_before(corpus):
@@ -218,7 +236,7 @@ def test_x_and_y_are_a_batch_shifted_by_one(corpus):
     for i, (x, y) in enumerate(take(Loader(dataset, config, CPU, first_step=3), 9)):
         batch = dataset.batch(config, 3 + i // 4, i % 4)
         assert x.shape == y.shape == (2, 4) and x.dtype == y.dtype == torch.int64
-        assert torch.equal(x, batch[:, :-1]) and torch.equal(y, batch[:, 1:]) and torch.equal(y, x + 1)
+        assert torch.equal(torch.stack((x, y)), batch) and torch.equal(y, x + 1)
         assert x.is_contiguous() and y.is_contiguous()
 
 
@@ -245,7 +263,7 @@ def test_the_depth_of_prefetching_does_not_matter(corpus, depth, monkeypatch):
     while not loader.queue.full() and time.monotonic() < deadline:
         time.sleep(0.001)
     assert loader.queue.qsize() == depth
-    assert equal(take(loader, 20), [(batch[:, :-1], batch[:, 1:]) for batch in expected])
+    assert equal(take(loader, 20), expected)
 
 
 def test_accumulation_that_the_ranks_cannot_share_is_refused(corpus):
@@ -261,11 +279,11 @@ def test_accumulation_that_the_ranks_cannot_share_is_refused(corpus):
 def test_the_whole_of_validation_is_windows_side_by_side(corpus, length):
     config = corpus(val=length, eval_iters=None)
     batches = list(Dataset(config).validation(config))
-    starts = torch.cat(batches)[:, 0].tolist()
+    starts = torch.cat(batches, 1)[0, :, 0].tolist()
     assert starts == list(range(0, 4 * ((length - 1) // 4), 4))
-    targets = torch.cat(batches)[:, 1:].flatten().tolist()
+    targets = torch.cat(batches, 1)[1].flatten().tolist()
     assert targets == list(range(1, len(targets) + 1)) and 0 <= length - 1 - len(targets) < 4
-    assert {len(batch) for batch in batches[:-1]} <= {2} and 1 <= len(batches[-1]) <= 2
+    assert {batch.shape[1] for batch in batches[:-1]} <= {2} and 1 <= batches[-1].shape[1] <= 2
 
 
 @pytest.mark.parametrize("eval_iters", [1, 3, 7, 24])
@@ -273,9 +291,9 @@ def test_a_sample_of_validation_is_fixed_and_spread_evenly(corpus, eval_iters):
     config = corpus(val=402, eval_iters=eval_iters, batch_size=4)  # 100 windows
     dataset = Dataset(config)
     batches = list(dataset.validation(config))
-    assert len(batches) == eval_iters and {tuple(batch.shape) for batch in batches} == {(4, 5)}
-    windows = torch.cat(batches)[:, 0].numpy() // 4
-    assert (torch.cat(batches)[:, 0].numpy() % 4 == 0).all()  # windows of the whole split's
+    assert len(batches) == eval_iters and {tuple(batch.shape) for batch in batches} == {(2, 4, 4)}
+    windows = torch.cat(batches, 1)[0, :, 0].numpy() // 4
+    assert (torch.cat(batches, 1)[0, :, 0].numpy() % 4 == 0).all()  # windows of the whole split's
     gaps = np.diff([*windows, windows[0] + 100])
     assert gaps.min() >= 1 and gaps.max() - gaps.min() <= 1
     dataset.batch(config, 5, 0)
@@ -287,7 +305,7 @@ def test_a_sample_larger_than_the_split_is_the_split(corpus):
     config = corpus(val=100, eval_iters=200)
     whole = dataclasses.replace(config, eval_iters=None)
     dataset = Dataset(config)
-    assert torch.equal(torch.cat(list(dataset.validation(config))), torch.cat(list(dataset.validation(whole))))
+    assert equal(list(dataset.validation(config)), list(dataset.validation(whole)))
 
 
 def test_bits_per_byte(corpus):
@@ -402,9 +420,11 @@ def test_nanogpts_folder_is_read_with_a_note(corpus, tmp_path):
 
 def test_wide_ids(corpus):
     config = corpus(train=[65535, 65536, 100256, 2**31, 3, 2**32 - 1], dtype="uint32", vocab_size=2**32)
-    batch = Dataset(config).windows("train", np.array([0, 1]))
+    windows = Dataset(config).windows("train", np.array([0, 1]))
+    assert windows.tolist() == [[65535, 65536, 100256, 2**31, 3], [65536, 100256, 2**31, 3, 2**32 - 1]]
+    batch = data.loader.inputs_and_targets(windows)
     assert batch.dtype == torch.int64
-    assert batch.tolist() == [[65535, 65536, 100256, 2**31, 3], [65536, 100256, 2**31, 3, 2**32 - 1]]
+    assert batch.tolist() == [[row[:-1] for row in windows.tolist()], [row[1:] for row in windows.tolist()]]
     narrow = corpus(train=[65535, 0, 1, 2, 3], vocab_size=65536)
     assert Dataset(narrow).windows("train", np.array([0])).tolist() == [[65535, 0, 1, 2, 3]]
 
@@ -492,23 +512,20 @@ class FakeCopy:
     def record_stream(self, stream):
         self.streams.append(stream)
 
-    def __getitem__(self, columns):
-        return FakeSlice(self, columns)
+    def unbind(self):
+        (compute,) = self.streams  # named, or the batch's memory might be reused while it is read
+        assert self in compute.waited_for, "read before its copy has arrived"
+        return FakeHalf(self, 0), FakeHalf(self, 1)
 
 
-class FakeSlice:
+class FakeHalf:
     """What the computing stream reads of a batch, when its turn comes."""
 
-    def __init__(self, copy, columns):
-        self.copy, self.columns = copy, columns
-
-    def contiguous(self):
-        (compute,) = self.copy.streams  # named, or the batch's memory might be reused while it is read
-        assert self.copy in compute.waited_for, "read before its copy has arrived"
-        return self
+    def __init__(self, copy, which):
+        self.copy, self.which = copy, which
 
     def value(self):
-        return self.copy.run()[self.columns]
+        return self.copy.run()[self.which]
 
 
 class FakeBuffer:
@@ -561,4 +578,4 @@ def test_on_cuda_two_pinned_buffers_take_turns(corpus, fake_cuda):
     assert {copy.buffer for copy in loader.stream.copies} == set(fake_cuda)
     expected = [dataset.batch(config, step, micro_step) for step in range(5) for micro_step in range(4)]
     arrived = [(x.value(), y.value()) for x, y in batches]
-    assert equal(arrived, [(batch[:, :-1], batch[:, 1:]) for batch in expected])
+    assert equal(arrived, expected)
