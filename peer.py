@@ -341,7 +341,9 @@ class PeerWriter:
         self.model, self.prompt = peer_model(config, path), prompt(config)
         ours = build(config)
         ours.init_weights(config.seed)
-        copy_weights(ours, self.model)
+        with torch.no_grad():
+            for own, other in matched(ours, self.model):
+                other.copy_(own)
         self.model.to(config.device).eval()
         bfloat16 = torch.device(config.device).type == "cuda"
         self.autocast = torch.autocast(torch.device(config.device).type, dtype=torch.bfloat16, enabled=bfloat16)
@@ -397,20 +399,46 @@ NAMES = {
 }  # fmt: skip
 
 
-@torch.no_grad()
-def copy_weights(ours, peer):
-    """Give the peer's model our weights."""
-    theirs, rest = dict(peer.named_parameters()), {id(p) for p in peer.parameters()}
+def matched(ours, peer):
+    """Return (our parameter, the peer's) for each of them."""
+    theirs, pairs = dict(peer.named_parameters()), []
     for name, p in ours.named_parameters():
         for pattern, replacement in NAMES.items():
             name = re.sub(pattern, replacement, name)
         found = theirs.get(name, theirs.get("lm_head.weight") if name == "transformer.wte.weight" else None)
         if found is None or found.shape != p.shape:
             raise ConfigError(f"its model has no {name} of shape {tuple(p.shape)}")
-        found.copy_(p)
-        rest.discard(id(found))
+        pairs.append((p, found))
+    rest = {id(p) for p in peer.parameters()} - {id(found) for _, found in pairs}
     if rest:
         raise ConfigError(f"its model has {len(rest)} parameters more than a GPT-2 of this shape")
+    return pairs
+
+
+class Replay:
+    """A loader of the batches that were put into it."""
+
+    def __init__(self):
+        self.batches = []
+
+    def next(self):
+        return self.batches.pop(0)
+
+
+def follow(config, path: Path, n: int) -> list:
+    """Return (its loss, ours) of n steps that start from its weights and see its batches."""
+    torch.manual_seed(config.seed)
+    theirs, ours = PeerTrainer(config, path), Trainer(config)
+    ours.loader.close()
+    ours.loader = Replay()
+    with torch.no_grad():
+        for own, other in matched(ours.model, theirs.model):
+            own.copy_(other)
+    losses = []
+    for _ in range(n):
+        ours.loader.batches.append(theirs.batch)
+        losses.append((theirs.train_step(), ours.train_step()))
+    return losses
 
 
 if __name__ == "__main__":

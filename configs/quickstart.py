@@ -9,8 +9,8 @@ expected    a validation loss of 1.31 nats per byte, the whole split
 """
 
 dataset = "stdlib"
-vocab_size = 257
-block_size = 256
+vocab_size = 4096
+block_size = 128
 n_layer = 4
 n_head = 3
 n_embd = 192
@@ -20,15 +20,16 @@ qk_norm = True
 activation = "relu2"
 tie_weights = False
 
-batch_size = 4
+batch_size = 8
 gradient_accumulation_steps = 1
-max_iters = 2400
-lr_decay_iters = 2400
+max_iters = 1600
+lr_decay_iters = 1600
 warmup_iters = 100
-learning_rate = 3e-3
-min_lr = 3e-5
+learning_rate = 4e-3
+min_lr = 0.0
+decay_shape = "linear"
 
-eval_interval = 1200
+eval_interval = 800
 eval_iters = None
 log_interval = 10
 out_dir = "out-quickstart"

@@ -123,7 +123,7 @@ class Dataset:
 
     @functools.lru_cache(maxsize=2)  # noqa: B019 (a data set lives as long as its run)
     def block_of_starts(self, seed: int, block: int) -> np.ndarray:
-        """Return the starts of STARTS samples: to work them out one batch at a time would take longer than to read it."""
+        """Return the starts of STARTS samples: one batch at a time, to work them out takes longer than to read it."""
         return self.starts(seed, block * STARTS + np.arange(STARTS))
 
     def bits_per_byte(self, loss: float) -> float | None:

@@ -9,7 +9,7 @@ NAME            what to prepare; with a slash in it, the folder to write, whose 
                   any other         the text that --input names
 --input         UTF-8 files, or folders that are searched for .txt, .md and .py; `--input A B` takes several
 --tokenizer     byte | char | gpt2 or another encoding of tiktoken; default byte, for the two above as said
-                bpe:4096: a vocabulary of 4,096 byte-level tokens, learnt from the training split
+                bpe:4096: a vocabulary of 4,096 byte-level tokens, learnt from the training split; stdlib's default
 --val_fraction  share of the documents that goes to validation, chosen by the hash of their paths;
                 a corpus of one document is cut at that share of its characters
 --workers       processes that tokenize, with the same result for any number of them;
@@ -46,7 +46,7 @@ from tokenizer import Tokenizer, bpe_size, download
 
 FORMAT = 1  # of meta.json; raised when a reader of the last one would misread the next
 SUFFIXES = (".txt", ".md", ".py")
-CORPORA = {"stdlib": "byte", "shakespeare_char": "char", "shakespeare": "gpt2"}  # and their default tokenizers
+CORPORA = {"stdlib": "bpe:4096", "shakespeare_char": "char", "shakespeare": "gpt2"}  # and their default tokenizers
 NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "pydoc_data", "encodings"}
 SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_BYTES = 1_115_394

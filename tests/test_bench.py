@@ -337,14 +337,24 @@ def test_weights_are_copied_by_name(checkout):
     config = config_of("x/y")
     ours, theirs = bench.build(config), peer.peer_model(config, checkout)
     ours.init_weights(0)
-    peer.copy_weights(ours, theirs)
+    with torch.no_grad():
+        for own, other in peer.matched(ours, theirs):
+            other.copy_(own)
     idx = torch.arange(20).view(2, 10)
     torch.testing.assert_close(ours(idx), theirs(idx)[0])
     theirs.more = nn.Parameter(torch.zeros(1))
     with pytest.raises(ConfigError, match="1 parameters more"):
-        peer.copy_weights(ours, theirs)
+        peer.matched(ours, theirs)
     with pytest.raises(ConfigError, match="has no transformer"):
-        peer.copy_weights(ours, nn.Linear(2, 2))
+        peer.matched(ours, nn.Linear(2, 2))
+
+
+def test_from_a_peers_weights_on_its_batches_the_losses_are_its_own(checkout, tmp_path):
+    peer.write_tokens(tmp_path, 65, 5000)
+    config = config_of(tmp_path, warmup_iters=3, learning_rate=1e-2, lr_decay_iters=20, weight_decay=0.0)
+    theirs, ours = zip(*peer.follow(config, checkout, 20), strict=True)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+    assert max(theirs) - min(theirs) > 0.01 and len(set(theirs)) == 20
 
 
 # --- mistakes

@@ -186,7 +186,7 @@ def test_stdlib(tmp_path):
     assert main([str(tmp_path / "stdlib")]) == 0
     meta, ids = load(tmp_path / "stdlib")
     assert meta["corpus"]["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert meta["tokenizer"] == {"kind": "byte"}
+    assert meta["tokenizer"]["name"] == "bpe:4096" and meta["vocab_size"] == 4096
     root = Path(sysconfig.get_path("stdlib"))
     documents = prepare.walk(root, (".py",), prepare.is_library)
     kept = {document.name for document in documents}
@@ -194,8 +194,9 @@ def test_stdlib(tmp_path):
     unwanted = {"test", "tests", "idle_test", "site-packages", "__pycache__", "pydoc_data", "encodings"}
     assert not [name for name in kept if unwanted & set(name.split("/")) or "_sysconfigdata_" in name]
     first = next(d for d in documents if prepare.share(d.name) >= 0.1 and d.path.stat().st_size)
-    text = first.path.read_bytes()
-    assert bytes(ids["train"][: len(text)].astype("u1")) == text and ids["train"][len(text)] == 256
+    tokenizer = Tokenizer(meta["tokenizer"])
+    end = ids["train"].tolist().index(tokenizer.eot)
+    assert tokenizer.decode(ids["train"][:end].tolist()).encode() == first.path.read_bytes()
 
 
 def test_the_vocabulary_of_characters_is_the_whole_corpus(tmp_path):
