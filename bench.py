@@ -217,24 +217,31 @@ def cell(key, value):
 
 def keep(options, argv, environment, rows):
     """Write records/bench/NAME.json."""
-
-    def git(folder, *arguments):
-        done = subprocess.run(["git", "-C", folder, *arguments], check=False, capture_output=True, text=True)
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    changed = git(ROOT, "status", "--porcelain", "--", "*.py")
     if options.peer:
         environment = environment | {"peer": git(options.peer, "rev-parse", "HEAD")}
-    content = {
+    # where a checkout or a text lies is its user's own
+    command = shlex.join(["python", "bench.py", *(re.sub(r"^(--(?:peer|input)=).*", r"\1PATH", a) for a in argv)])
+    write_record(RECORDS / f"{options.record}.json", command, environment, {"rows": rows})
+
+
+def write_record(path, command, environment, content):
+    """Write what was measured, with the commit that measured it, the command, the time and the environment."""
+    changed = git(ROOT, "status", "--porcelain", "--", "*.py")
+    record = {
         "commit": git(ROOT, "rev-parse", "HEAD") + (" with uncommitted changes" if changed else ""),
-        # where a checkout or a text lies is its user's own
-        "command": shlex.join(["python", "bench.py", *(re.sub(r"^(--(?:peer|input)=).*", r"\1PATH", a) for a in argv)]),
+        "command": command,
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "environment": environment,
-        "rows": rows,
+        **content,
     }
-    RECORDS.mkdir(parents=True, exist_ok=True)
-    (RECORDS / f"{options.record}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def git(folder, *arguments):
+    """Return what git says of a folder; nothing where there is no git."""
+    done = subprocess.run(["git", "-C", folder, *arguments], check=False, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 # --- ceilings

@@ -205,17 +205,20 @@ def match(device_name):
 # --- this machine's CPU
 
 
+def usable_cores():
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
 def local_cpu(root="/"):
     """Return this machine's CPU, without peaks: what it attains is measured, not looked up."""
     root = Path(root)
     cpuinfo = read(root / "proc/cpuinfo")
     model = re.search(r"^model name\s*:\s*(.*\S)", cpuinfo, re.M)
     name = model[1] if model else platform.processor() or platform.machine()
-    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     flags = re.search(r"^(?:flags|Features)\s*:(.*)", cpuinfo, re.M)
     native = flags and {"avx512_bf16", "amx_bf16", "bf16"} & set(flags[1].split())  # two of x86, one of Arm
     dtypes = ("float32", "bfloat16") if native else ("float32",)
-    return Device(f"{name}, {threads} threads", "cpu", available_memory(root), dtypes=dtypes)
+    return Device(f"{name}, {usable_cores()} threads", "cpu", available_memory(root), dtypes=dtypes)
 
 
 def available_memory(root):

@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import time
+from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -19,6 +20,7 @@ import hardware
 from config import ConfigError, require
 from hardware import Device
 
+MEMORY_NODES = Path("/sys/devices/system/node")  # Linux's; elsewhere there is no such folder
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or the profiler writes two lines of its own to stderr
 
@@ -117,6 +119,26 @@ def host_bandwidth(device: torch.device, pinned: bool, n_bytes: int = 2**27) -> 
     source = torch.zeros(n_bytes, dtype=torch.uint8, pin_memory=pinned)
     target = torch.empty_like(source, device=device)
     return n_bytes / best_seconds(lambda: target.copy_(source, non_blocking=True), device, 0.2)
+
+
+def what_slows_cpus() -> list[str]:
+    """Return what makes this machine's cores slower than they need be, each with the way out."""
+    cores, threads = hardware.usable_cores(), torch.get_num_threads()
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    nodes = len(list(MEMORY_NODES.glob("node[0-9]*")))
+    found = []
+    if threads > cores or (threads < cores and "OMP_NUM_THREADS" in os.environ):
+        found.append(f"{threads} threads on {cores} cores; OMP_NUM_THREADS={cores} gives each its own")
+    if load > 1.25 * cores:
+        found.append(
+            f"{load:.1f} threads wanted {cores} cores in the last minute; beside another program that computes, a step "
+            "takes up to ten times as long"
+        )
+    if nodes > 1:
+        found.append(
+            f"memory lies in {nodes} nodes; numactl --cpunodebind=0 --membind=0 python ... keeps to one of them"
+        )
+    return found
 
 
 def crossing_seconds(device: torch.device) -> float:

@@ -7,9 +7,9 @@ import sys
 from dataclasses import asdict, dataclass, replace
 
 from accounting import check_mfu, refuse_what_cannot_fit, report
-from config import ROOT, ConfigError, command, dump, load, require, resolve
+from config import ROOT, SAVED_BY_COMPILING, ConfigError, command, dump, load, require, resolve
 from prediction import predict
-from units import mib, parse_memory
+from units import duration, mib, parse_memory
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,15 @@ import torch
 import checkpoint
 from data.loader import Dataset, Loader, keyed
 from ledger import Log, evaluation_line
-from measure import counted_flops, find_device, keep_freed_memory, profiled_peak, standing_bytes, with_ceiling
+from measure import (
+    counted_flops,
+    find_device,
+    keep_freed_memory,
+    profiled_peak,
+    standing_bytes,
+    what_slows_cpus,
+    with_ceiling,
+)
 from model import build
 from optimizer import (
     AdamW,
@@ -271,15 +279,31 @@ def preflight(config, record, prediction, dataset, first_step):
     when = "at evaluations and at the end" if c.always_save_checkpoint else "where validation improved"
     if not c.eval_only:
         print(f"checkpoint  in {c.out_dir}: first after step {first_save:,}, then {when}, and at Ctrl-C")
+        print(f"compile     {what_is_compiled(c, prediction['model']['params'])}")
     notes = list(dataset.notes)
     if c.warmup_iters >= c.max_iters and not c.eval_only:
         notes.append(f"warmup_iters={c.warmup_iters} is no shorter than the run: lr never reaches its peak")
     if c.dtype == "float16":
         notes.append("float16: the loss is scaled, and a step whose gradients overflow is skipped")
+    notes += what_slows_cpus() if record.kind == "cpu" else []
     for note in notes:
         print(f"note        {note}")
     sys.stdout.flush()
     refuse_what_cannot_fit(c, record, prediction)
+
+
+def what_is_compiled(c, n_parameters):
+    """Return what torch.compile is used for in this run, and why. The figures are records/bench/NOTES.md's."""
+    if c.compile:
+        model = "yes"
+    else:
+        model = "no (on a CPU it gained 8% at most, and lost with large models)" if c.device == "cpu" else "no"
+    if c.device != "cpu":
+        return f"the model: {model}; AdamW: {'yes' if c.compile_optimizer else 'no'}"
+    a_step = n_parameters * SAVED_BY_COMPILING
+    if c.compile_optimizer:
+        return f"the model: {model}; AdamW: yes ({duration(a_step)} less a step)"
+    return f"the model: {model}; AdamW: no (it would save {duration(a_step * c.max_iters)}, and take up to 10 s)"
 
 
 def with_compiled_optimizer(config, device):

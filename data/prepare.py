@@ -42,6 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script sees on
 
 from config import Config, ConfigError, command, convert, literal_or_text, nearest, require
 from data.workers import pool
+from hardware import usable_cores
 from tokenizer import Tokenizer, bpe_size, download
 
 FORMAT = 1  # of meta.json; raised when a reader of the last one would misread the next
@@ -175,10 +176,6 @@ def parse(argv):
     require(0 < options.val_fraction < 1, f"val_fraction={options.val_fraction} must be above 0 and below 1")
     require(options.workers is None or options.workers >= 1, f"workers={options.workers} must be at least 1")
     return options
-
-
-def usable_cores():
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 # --- documents

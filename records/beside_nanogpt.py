@@ -1,7 +1,7 @@
 """What nanoGPT learns and what this trainer does, in turns: python records/beside_nanogpt.py PATH
 
-PATH is a nanoGPT checkout with its data/shakespeare_char prepared; ours must be prepared too. records/shakespeare_fast
-gets two things:
+PATH is a nanoGPT checkout with its data/shakespeare_char prepared; ours must be prepared too. Two things are written to
+records/bench/learning.json:
 
 seeds   the CPU run of its README (whose seed is fixed) and configs/shakespeare_fast.py, one after the other, thrice,
         as users start them: seconds of the whole process, and the loss of the whole validation split in windows
@@ -21,6 +21,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # a script sees only its own folder
 
+from bench import git, write_record
 from config import Config, load, resolve
 from data.loader import Dataset
 from hardware import local_cpu
@@ -38,22 +39,15 @@ SHAPE = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "vocab_size
 def main():
     assert len(sys.argv) == 2, __doc__
     path = Path(sys.argv[1]).resolve()
-    folder = ROOT / "records" / "shakespeare_fast"
-    folder.mkdir(parents=True, exist_ok=True)
-    record = {
-        "commit": git(ROOT) + (" with uncommitted changes" if changed() else ""),
-        "command": "python records/beside_nanogpt.py PATH",
-        "environment": {"device": local_cpu().name, "torch": torch.__version__, "peer": git(path)},
-        "started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "steps": first_steps(path),
-        "seeds": [],
-    }
+    content = {"steps": first_steps(path), "seeds": []}
     for seed in SEEDS:
-        record["seeds"].append({"seed": seed} | beside(path, seed))
-        print(record["seeds"][-1], flush=True)
+        content["seeds"].append({"seed": seed} | beside(path, seed))
+        print(content["seeds"][-1], flush=True)
     for worst, key in ((max, "ratio"), (max, "val_loss"), (min, "peer_val_loss")):
-        record[f"{worst.__name__}_{key}"] = worst(row[key] for row in record["seeds"])
-    (folder / "record.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        content[f"{worst.__name__}_{key}"] = worst(row[key] for row in content["seeds"])
+    environment = {"device": local_cpu().name, "torch": torch.__version__, "peer": git(path, "rev-parse", "HEAD")}
+    file = ROOT / "records" / "bench" / "learning.json"
+    write_record(file, "python records/beside_nanogpt.py PATH", environment, content)
 
 
 def beside(path, seed):
@@ -100,15 +94,6 @@ def first_steps(path):
     )  # fmt: skip
     theirs, ours = zip(*follow(config, path, STEPS), strict=True)
     return {"peer": theirs, "ours": ours, "largest_difference": max(map(abs, map(float.__sub__, theirs, ours)))}
-
-
-def git(folder):
-    return subprocess.run(["git", "-C", folder, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-
-
-def changed():
-    command = ["git", "-C", ROOT, "status", "--porcelain", "--", "*.py"]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
 if __name__ == "__main__":

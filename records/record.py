@@ -1,12 +1,13 @@
 """Run a training, keep what it printed and measured: python records/record.py NAME -- CONFIG.py [--name=value ...]
 
-Writes records/NAME/: record.json (commit, command, environment, time, losses, and what gzip makes of the same
-validation bytes where tokens are bytes), stdout.txt, config.py, metrics.jsonl and ledger.json. The tests read the
+Writes records/NAME/: record.json (commit, command, environment, time, losses, and what gzip and xz make of the same
+validation bytes), stdout.txt, config.py, metrics.jsonl and ledger.json. The tests read the
 README's figures from these files.
 """
 
 import gzip
 import json
+import lzma
 import platform
 import subprocess
 import sys
@@ -21,7 +22,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # a script sees only its own folder
 
 import hardware
+from bench import write_record
 from config import Config, load, read_file
+from tokenizer import Tokenizer
 
 
 def main():
@@ -29,11 +32,10 @@ def main():
     assert dashes == "--", __doc__
     folder = ROOT / "records" / name
     folder.mkdir(parents=True, exist_ok=True)
-    changed = git("status", "--porcelain", "--", "*.py")
     with tempfile.TemporaryDirectory() as temporary:
         label = load(arguments)[0].out_dir  # the run itself goes elsewhere, but is shown where it would go
         out_dir = Path(temporary) / label
-        started, start = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), time.perf_counter()
+        start = time.perf_counter()
         command = [sys.executable, "train.py", *arguments, f"--out_dir={out_dir}"]
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, encoding="utf-8")
         lines = []
@@ -51,38 +53,30 @@ def main():
         steps = [r for r in map(json.loads, (out_dir / "metrics.jsonl").open(encoding="utf-8")) if "loss" in r]
     (folder / "stdout.txt").write_text("".join(lines), encoding="utf-8")
     config = Config(**read_file(folder / "config.py"))
-    record = {
-        "commit": git("rev-parse", "HEAD") + (" with uncommitted changes" if changed else ""),
-        "command": " ".join(["python", "train.py", *arguments]),
-        "environment": {
-            "device": hardware.local_cpu().name,
-            "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-            **{package: version(package) for package in ("torch", "numpy", "tiktoken")},
-        },
-        "started": started,
+    environment = {
+        "device": hardware.local_cpu().name,
+        "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+        **{package: version(package) for package in ("torch", "numpy", "tiktoken")},
+    }
+    content = {
         "seconds": round(seconds, 1),
         "training_seconds": round(sum(r["step_s"] or 0 for r in steps), 1),
         "val_loss": evaluations[-1]["val_loss"],
         "val_bpb": evaluations[-1]["val_bpb"],
-        "gzip_bpb": gzip_bits_per_byte(config),
+        **compressed(config),
     }
-    (folder / "record.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(record, indent=1))
+    write_record(folder / "record.json", " ".join(["python", "train.py", *arguments]), environment, content)
+    print(json.dumps(content, indent=1))
 
 
-def gzip_bits_per_byte(config):
-    """Return what `gzip -9` needs for the validation split, bits per byte; None where tokens are not bytes."""
+def compressed(config):
+    """Return the bits per byte that `gzip -9` and `xz -9` need for the text of the validation split."""
     meta = json.loads((config.data_dir / "meta.json").read_text(encoding="utf-8"))
-    if meta["tokenizer"] != {"kind": "byte"}:
-        return None
-    tokens = np.fromfile(config.data_dir / "val.bin", dtype=meta["dtype"])
-    text = tokens[tokens < 256].astype(np.uint8).tobytes()  # without the ends of documents
+    tokenizer, ids = Tokenizer(meta["tokenizer"]), np.fromfile(config.data_dir / "val.bin", dtype=meta["dtype"])
+    text = tokenizer.decode_bytes([i for i in ids.tolist() if i != tokenizer.eot])  # without the ends of documents
     assert len(text) == meta["splits"]["val"]["bytes"]
-    return 8 * len(gzip.compress(text, 9)) / len(text)
-
-
-def git(*arguments):
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    found = {"gzip_bpb": gzip.compress(text, 9), "xz_bpb": lzma.compress(text, preset=9)}
+    return {name: 8 * len(data) / len(text) for name, data in found.items()}
 
 
 if __name__ == "__main__":

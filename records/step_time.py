@@ -9,7 +9,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # a script sees only its own folder
 
 import hardware
+from bench import write_record
 
 FEW = ["--gradient_accumulation_steps=1", "--dataset=stdlib", "--eval_iters=1", "--sample_tokens=0"]
 CASES = {  # name -> (what was timed before, command line, steps)
@@ -54,16 +54,8 @@ def main():
         rows.append({"case": name, "timed before": before, "basis": basis, "command": command})
         rows[-1] |= {key: row[key] for key in keys}
         print(f"{name:<28}{row['predicted']:>10.4f} s{row['measured']:>10.4f} s{row['ratio']:>8.3f}", flush=True)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    record = {
-        "commit": commit.strip(),
-        "command": "python records/step_time.py",
-        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "environment": {"device": hardware.local_cpu().name, "torch": version("torch")},
-        "rows": rows,
-    }
-    text = json.dumps(record, indent=1) + "\n"
-    (ROOT / "records" / "step_time.json").write_text(text, encoding="utf-8")
+    environment = {"device": hardware.local_cpu().name, "torch": version("torch")}
+    write_record(ROOT / "records" / "step_time.json", "python records/step_time.py", environment, {"rows": rows})
 
 
 if __name__ == "__main__":

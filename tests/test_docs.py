@@ -83,11 +83,19 @@ def test_links_and_file_names_lead_somewhere():
 
 def test_the_quick_start_ends_below_what_gzip_needs():
     record = json.loads((ROOT / "records" / "quickstart" / "record.json").read_text(encoding="utf-8"))
-    assert record["val_bpb"] < record["gzip_bpb"] and record["training_seconds"] < 240
+    assert record["val_bpb"] < record["xz_bpb"] and record["training_seconds"] < 240
     recorded, now = (read_file(ROOT / folder) for folder in ("records/quickstart/config.py", "configs/quickstart.py"))
     assert {name: recorded[name] for name in now if name != "out_dir"} == {
         k: v for k, v in now.items() if k != "out_dir"
     }
+
+
+def test_the_recipe_passes_nanogpts_run_in_less_than_half_its_time_and_its_losses_are_followed():
+    record = json.loads((ROOT / "records" / "bench" / "learning.json").read_text(encoding="utf-8"))
+    assert len(record["seeds"]) == 3
+    for row in record["seeds"]:
+        assert row["val_loss"] < min(1.898, row["peer_val_loss"]) and row["ratio"] <= 0.4
+    assert len(record["steps"]["peer"]) == 50 and record["steps"]["largest_difference"] < 1e-4
 
 
 def test_the_nanogpt_run_reaches_its_loss():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import hardware
+import measure
 from config import Config, ConfigError, resolve
 from hardware import ACCELERATORS, ALIASES, DRIVER_NAMES, OP_DTYPES, Device, accelerator, match, operation_dtype
 
@@ -419,6 +421,33 @@ def test_no_file_is_no_measurement(tmp_path):
     assert hardware.read_local(tmp_path / "none.json") == {}
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
     assert hardware.read_local(tmp_path / "bytes.json") == {}
+
+
+# --- what slows a CPU
+
+
+@pytest.mark.parametrize(
+    "threads, omp, load, nodes, words",
+    [
+        (2, False, 2.4, 1, []),
+        (4, False, 0.0, 1, ["4 threads on 2 cores; OMP_NUM_THREADS=2 gives each its own"]),
+        (1, True, 0.0, 1, ["1 threads on 2 cores; OMP_NUM_THREADS=2 gives each its own"]),
+        (1, False, 0.0, 1, []),  # torch's own choice, where two threads share a core
+        (2, False, 2.6, 1, ["2.6 threads wanted 2 cores in the last minute"]),
+        (2, False, 0.0, 2, ["memory lies in 2 nodes; numactl --cpunodebind=0 --membind=0"]),
+    ],
+)
+def test_what_slows_a_cpu_is_said_with_the_way_out(monkeypatch, tmp_path, threads, omp, load, nodes, words):
+    monkeypatch.setattr(hardware, "usable_cores", lambda: 2)
+    monkeypatch.setattr(measure.torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0, 0), raising=False)
+    monkeypatch.setattr(measure, "MEMORY_NODES", tmp_path)
+    for i in range(nodes):
+        (tmp_path / f"node{i}").mkdir()
+    (tmp_path / "possible").touch()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1") if omp else monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    found = measure.what_slows_cpus()
+    assert len(found) == len(words) and all(text.startswith(word) for text, word in zip(found, words, strict=True))
 
 
 # --- imports

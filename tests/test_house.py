@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "checkpoint": "config",
     "data.loader": "config",
     "data.workers": "config",
-    "data.prepare": "config data.workers tokenizer",
+    "data.prepare": "config data.workers hardware tokenizer",
     "measure": "config hardware",
     "timing": "hardware loss measure model optimizer schedule",
     "ledger": "config measure units",

@@ -24,8 +24,9 @@ import config as config_module
 import hardware
 import ledger
 import measure
+import optimizer
 import train
-from config import ConfigError
+from config import Config, ConfigError, read_file
 from hardware import Device
 
 PEAK = 1e11  # FLOP/s that these tests take their device to have
@@ -447,6 +448,38 @@ def test_a_compiled_run_warms_up_longer_and_bounds_its_memory(run, tmp_path, mon
 def test_the_cpu_compiles_only_when_asked(run, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda model: pytest.fail("compiled unasked"))
     run(max_iters=1)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_optimizer_is_compiled_before_the_run_is_predicted_or_the_run_is_eager(run, tmp_path, monkeypatch, fails):
+    kernel = None if fails else (lambda *arguments: optimizer.update(*arguments))
+    monkeypatch.setattr(train, "compiled_update", lambda device: (kernel, "no compiler here" if fails else None))
+    monkeypatch.setattr(optimizer, "compiled_update", lambda device: (kernel, None))
+    printed = run(out="asked", compile_optimizer=True)
+    warnings = [line for line in printed.splitlines() if line.startswith("warning")]
+    assert warnings == ["warning     torch.compile failed, so AdamW is eager: no compiler here"] * fails
+    assert bool(re.search(r"^compiled    AdamW, into one pass over memory, in \d+\.\d s$", printed, re.M)) is not fails
+    assert f"AdamW: {'no (it would save' if fails else 'yes ('}" in printed
+    assert read_file(tmp_path / "asked" / "config.py")["compile_optimizer"] is not fails
+    run(out="eager")
+    assert_same_run(tmp_path / "asked", tmp_path / "eager")
+
+
+@pytest.mark.parametrize(
+    "settings, parameters, words",
+    [
+        ({"device": "cpu", "max_iters": 1000}, 10**7,
+         "the model: no (on a CPU it gained 8% at most, and lost with large models); "
+         "AdamW: no (it would save 10 s, and take up to 10 s)"),
+        ({"device": "cpu", "compile_optimizer": True}, 10**8,
+         "the model: no (on a CPU it gained 8% at most, and lost with large models); AdamW: yes (0.1 s less a step)"),
+        ({"device": "cuda", "compile": True, "compile_optimizer": True}, 10**8, "the model: yes; AdamW: yes"),
+        ({"device": "mps", "compile": False, "compile_optimizer": False}, 10**8, "the model: no; AdamW: no"),
+    ],
+)  # fmt: skip
+def test_what_is_compiled_is_said_with_the_reason(settings, parameters, words):
+    config = Config(**{"compile": False, "compile_optimizer": False, **settings})
+    assert train.what_is_compiled(config, parameters) == words
 
 
 # --- the preflight
