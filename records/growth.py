@@ -5,12 +5,12 @@ Each configuration's operations are timed alone, which predicts its step; then i
 the most memory that tensors take in one of them, and MFU. Writes records/bench/growth.json.
 """
 
+import itertools
 import statistics
 import sys
 import tempfile
 import time
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -35,16 +35,15 @@ def main():
     device, record = find_device("cpu")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        write_tokens(Path(folder), min(BASE["vocab_size"], 2**16), 2**21)
-        for axis, first in BASE.items():
-            for value in (first, 2 * first, 4 * first, 8 * first):
-                shape = {**BASE, axis: value}
-                config = resolve(
-                    Config(**shape, n_head=shape["n_embd"] // HEAD_DIM, gradient_accumulation_steps=1, device="cpu",
-                           dataset=folder, compile_optimizer=False), record,
-                )  # fmt: skip
-                rows.append({"axis": axis, "value": value, **one(config, device, record)})
-                print({k: v for k, v in rows[-1].items() if "ratio" in k or k in ("axis", "value")}, flush=True)
+        write_tokens(Path(folder), BASE["vocab_size"], 2**21)
+        for axis, times in [("none", 1), *itertools.product(BASE, (2, 4, 8))]:
+            shape = {name: value * (times if name == axis else 1) for name, value in BASE.items()}
+            config = resolve(
+                Config(**shape, n_head=shape["n_embd"] // HEAD_DIM, gradient_accumulation_steps=1, device="cpu",
+                       dataset=folder, compile_optimizer=False), record,
+            )  # fmt: skip
+            rows.append({"grown": axis, "times": times, **shape, **one(config, device, record)})
+            print({k: v for k, v in rows[-1].items() if "ratio" in k or k in ("grown", "times")}, flush=True)
     environment = {"device": record.name, "torch": torch.__version__, "threads": torch.get_num_threads()}
     write_record(ROOT / "records" / "bench" / "growth.json", "python records/growth.py", environment, {"rows": rows})
 
@@ -52,13 +51,13 @@ def main():
 def one(config, device, record):
     """Return a row: what is predicted, what is measured, and the ratios."""
     record = with_ceiling(record, device, config.dtype)
-    record = time_operations(schedule(config, record).ops, device, record)
+    record = time_operations(schedule(config, record).ops, device, replace(record, op_times={}))
     record = replace(record, crossing=crossing_seconds(device))
     p = predict(config, record)
     trainer = Trainer(config)
     try:
         trainer.run(3)
-        alive = [*trainer.model.parameters(), *trainer.model.buffers(), *chain(*trainer.optimizer.state())]
+        alive = [*trainer.model.parameters(), *trainer.model.buffers(), *itertools.chain(*trainer.optimizer.state())]
         peak, *_ = profiled_peak(trainer.train_step, standing_bytes(alive), device)
         rounds = []
         for _ in range(ROUNDS):

@@ -4,6 +4,7 @@ import ast
 import contextlib
 import importlib.util
 import io
+import itertools
 import json
 import math
 import re
@@ -96,6 +97,18 @@ def test_the_recipe_passes_nanogpts_run_in_less_than_half_its_time_and_its_losse
     for row in record["seeds"]:
         assert row["val_loss"] < min(1.898, row["peer_val_loss"]) and row["ratio"] <= 0.4
     assert len(record["steps"]["peer"]) == 50 and record["steps"]["largest_difference"] < 1e-4
+
+
+def test_growth_is_recorded_for_each_axis_doubled_three_times():
+    record = json.loads((ROOT / "records" / "bench" / "growth.json").read_text(encoding="utf-8"))
+    (base,) = (row for row in record["rows"] if row["grown"] == "none")
+    axes = ("n_embd", "n_layer", "block_size", "batch_size", "vocab_size")
+    found = {(row["grown"], row["times"]): row for row in record["rows"]}
+    assert found.keys() == {("none", 1), *itertools.product(axes, (2, 4, 8))}
+    for (axis, times), row in found.items():
+        assert {name: row[name] / base[name] for name in axes} == {name: times if name == axis else 1 for name in axes}
+        assert math.isclose(row["peak_ratio"], 1, abs_tol=1e-3)
+        assert math.isclose(row["step_s"], row["step_ratio"] * row["predicted_step_s"], rel_tol=1e-9)
 
 
 def test_the_nanogpt_run_reaches_its_loss():
