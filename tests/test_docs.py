@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 # A block of output names its source in the comment before it, a figure in the comment behind it.
 BLOCKS = re.findall(r"<!-- (\S[^>]*) -->\n```\n(.*?)```", README, re.S)
-FIGURES = re.findall(r"([\d.,e+-]+)<!--(\S+):(\S+):(\S+)-->", README)
+FIGURES = re.findall(r"([\d.,e+-]+%?)<!--(\S+):(\S+):(\S+)-->", README)
 CONFIGS = sorted((ROOT / "configs").glob("*.py"))
 
 
@@ -54,7 +54,7 @@ def test_a_figure_is_what_was_recorded(shown, file, key, form):
 
 def test_no_figure_stands_there_without_its_source():
     text = re.sub(r"```.*?```|`[^`]*`", "", README, flags=re.S)
-    text = re.sub(r"[\d.,e+-]+<!--.*?-->", "", text)
+    text = re.sub(r"[\d.,e+-]+%?<!--.*?-->", "", text)
     assert re.findall(r"\d+\.\d+", text.replace("Python 3.11", "")) == []
     assert len(BLOCKS) >= 2 and len(FIGURES) >= 3
 
