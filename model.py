@@ -34,9 +34,11 @@ def linear(x: Float[Tensor, "*batch n"], weight: Float[Tensor, "m n"], bias=None
     """x W^T + b. A single row on a CPU, generation's, is taken by slices of W, which all cores share: torch gives a
     matrix times a vector to one of them, and takes its slow path where the vector is not a transposed row.
     """
-    (m, n), threads = weight.shape, torch.get_num_threads()
-    slices = next((s for s in range(max(2, threads), 257) if m % s == 0), None)
-    if x.device.type != "cpu" or x.numel() != n or torch.is_grad_enabled() or slices is None:
+    m, n = weight.shape
+    if x.device.type != "cpu" or x.numel() != n or torch.is_grad_enabled():
+        return F.linear(x, weight, bias)
+    slices = next((s for s in range(max(2, torch.get_num_threads()), 257) if m % s == 0), None)
+    if slices is None:
         return F.linear(x, weight, bias)
     with torch.autocast("cpu", enabled=False):
         row = x.to(weight.dtype).reshape(1, 1, n).expand(slices, 1, n)
