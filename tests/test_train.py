@@ -67,6 +67,7 @@ def known_peak(monkeypatch):
         return dataclasses.replace(record, peak_flops={dtype: PEAK}, source="a test")
 
     monkeypatch.setattr(train, "with_ceiling", with_ceiling)
+    monkeypatch.setattr(train, "what_slows_cpus", lambda: [])  # tests load the cores themselves
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
 
@@ -522,6 +523,11 @@ def test_the_preflight_tells_what_a_newcomer_would_ask(run, tmp_path, data):
     assert "note        warmup_iters=5 is no shorter than the run: lr never reaches its peak" in printed
     assert printed.index("peak") < printed.index("step 1/2")
     assert "note" not in run("--init_from=resume", max_iters=6, warmup_iters=2)
+
+
+def test_the_preflight_notes_what_slows_this_machine(run, monkeypatch):
+    monkeypatch.setattr(train, "what_slows_cpus", lambda: ["4 threads on 2 cores"])
+    assert "\nnote        4 threads on 2 cores\n" in run(max_iters=1)
 
 
 # --- the ledger
