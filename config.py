@@ -61,7 +61,7 @@ class Config:
     learning_rate: float = 6e-4  # peak
     min_lr: float = 6e-5  # floor of the decay
     decay_lr: bool = True  # False: constant after warm-up
-    decay_shape: Literal["cosine", "linear"] = "cosine"
+    decay_shape: Literal["cosine", "linear"] = "cosine"  # how it falls to min_lr
     warmup_iters: int = 2000  # steps
     lr_decay_iters: int = 600000  # steps until min_lr
     max_iters: int = 600000  # steps: one optimizer update each

@@ -35,7 +35,8 @@ def linear(x: Float[Tensor, "*batch n"], weight: Float[Tensor, "m n"], bias=None
     matrix times a vector to one of them, and takes its slow path where the vector is not a transposed row.
     """
     m, n = weight.shape
-    if x.device.type != "cpu" or x.numel() != n or torch.is_grad_enabled():
+    own = operation_dtype("row product", "autocast", x.device.type) == "autocast"
+    if own or x.numel() != n or torch.is_grad_enabled():
         return F.linear(x, weight, bias)
     slices = next((s for s in range(max(2, torch.get_num_threads()), 257) if m % s == 0), None)
     if slices is None:

@@ -91,13 +91,24 @@ def update(p, grad, m, v, scalars):
 @functools.cache
 def compiled_update(device: torch.device):
     """Return update as one kernel for flat tensors of any length, and None; or None and why it does not compile."""
-    try:
+
+    def compiled():
         kernel = torch.compile(inspect.unwrap(update), dynamic=True)  # without a type checker that may be around it
         with torch.no_grad():  # tried on a long one, as the compiler decides by that whether all cores take part
             kernel(*(torch.zeros(2**20, device=device) for _ in range(4)), torch.zeros(7, device=device))
+        return kernel
+
+    return try_compiler(compiled)
+
+
+def try_compiler(compiled):
+    """Return compiled(), which also runs what it compiled, and None; or None and why that failed."""
+    try:
+        return compiled(), None
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # compilers fail in ways of their own: no gcc, no Triton, an unknown card
         return None, (str(error).strip() or type(error).__name__).splitlines()[0]
-    return kernel, None
 
 
 def gradient_norm(parameters: list[Tensor]) -> Tensor:

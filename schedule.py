@@ -253,15 +253,13 @@ class Tape:
         """x W^T + b over the last axis, (rows, k) x (k, n), in the dtype of matmuls; its gradient is two such."""
         k, dtype = x.shape[-1], operation_dtype("matmul", self.config.dtype, self.device.kind)
         rows = x.numel // k
-        # autocast takes the arguments from the last to the first
         w, b = weight or self.param(f"{name}.weight", n, k), self.param(f"{name}.bias", n) if bias else None
+        if rows == 1 and self.past is not None:
+            self.cast(w, dtype)  # prefill's copy, which stands beside
+            dtype = operation_dtype("row product", self.config.dtype, self.device.kind)
+        # autocast takes the arguments from the last to the first
         b = self.cast(b, dtype) if bias else None
-        copy = self.cast(w, dtype)
-        row_dtype = operation_dtype("row product", self.config.dtype, self.device.kind)
-        if rows == 1 and self.past is not None and row_dtype == "float32":
-            dtype = row_dtype  # of the weights themselves: their copies are prefill's
-        else:
-            w = copy
+        w = self.cast(w, dtype)
         x = self.cast(x, dtype)
         inputs = (x, w, b) if bias else (x, w)
         forward, to_x, to_w = (1, rows, k, n), (1, rows, n, k), (1, n, rows, k)

@@ -35,6 +35,7 @@ import shutil
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -60,6 +61,7 @@ from optimizer import (
     gradient_norm,
     learning_rate,
     parameter_groups,
+    try_compiler,
 )
 from timing import with_operation_times
 from tokenizer import Tokenizer
@@ -89,8 +91,9 @@ def main(argv):
     out_dir = Path(config.out_dir)
     dataset = Dataset(config)
     saved = find_checkpoint(config, options, out_dir)
-    if config.compile_optimizer and not config.eval_only:
-        config = with_compiled_optimizer(config, device)
+    if config.compile_optimizer and not config.eval_only:  # before the run is predicted: it may fail
+        kernel = said("AdamW", "AdamW, into one pass over memory", partial(compiled_update, device))
+        config = replace(config, compile_optimizer=kernel is not None)
     record = with_ceiling(record, device, config.dtype)
     prediction = predict(config, record, memory_bytes, options.mfu)
     if options.mfu is None and prediction["fits"] is not False:
@@ -132,7 +135,10 @@ def train(config, options, device, record, dataset, saved, prediction, out_dir):
         val_loss = evaluate(model, dataset, config, device, autocast)
         print(evaluation_line(val_loss, dataset.bits_per_byte(val_loss), config))
         return 0
-    forward = compile_or_fall_back(model, config, device, autocast) if config.compile else model
+    forward = model
+    if config.compile:
+        attempt = partial(compiled_model, model, config, device, autocast)
+        forward = said("the model", "the model", partial(try_compiler, attempt)) or model
 
     # --- the run's folder, log and data
     open_folder(out_dir, config, options.overwrite)
@@ -306,35 +312,27 @@ def what_is_compiled(c, n_parameters):
     return f"the model: {model}; AdamW: no (it would save {duration(a_step * c.max_iters)}, and take up to 10 s)"
 
 
-def with_compiled_optimizer(config, device):
-    """Compile AdamW before the run is predicted; where that fails, say why, and return the config without it."""
+def said(name, what, make):
+    """Return what make() compiled, with a line that says how long it took; None where it failed, and why."""
     start = time.perf_counter()
-    kernel, trouble = compiled_update(device)
-    if kernel:
-        print(f"compiled    AdamW, into one pass over memory, in {time.perf_counter() - start:.1f} s", flush=True)
-        return config
-    print(f"warning     torch.compile failed, so AdamW is eager: {trouble}", flush=True)
-    return replace(config, compile_optimizer=False)
+    found, trouble = make()
+    if found is None:
+        print(f"warning     torch.compile failed, so {name} is eager: {trouble}", flush=True)
+    else:
+        print(f"compiled    {what}, in {time.perf_counter() - start:.1f} s", flush=True)
+    return found
 
 
-def compile_or_fall_back(model, config, device, autocast):
-    """Return the compiled model, tried on a batch of zeros, as compilers fail at the first call; else the model."""
-    start = time.perf_counter()
+def compiled_model(model, config, device, autocast):
+    """Return the compiled model, tried on a batch of zeros, as compilers fail at the first call."""
     zeros = torch.zeros(config.batch_size, config.block_size, dtype=torch.int64, device=device)
     try:
         compiled = torch.compile(model)
         with autocast:
             loss = compiled(zeros, zeros, scale=torch.ones((), device=device))
         loss.backward()
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # compilers fail in ways of their own: no gcc, no Triton, an unknown card
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        print(f"warning     torch.compile failed, so the model is eager: {reason}", flush=True)
-        return model
     finally:
         model.zero_grad(set_to_none=True)
-    print(f"compiled    the model, in {time.perf_counter() - start:.1f} s", flush=True)
     return compiled
 
 

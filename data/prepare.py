@@ -9,7 +9,8 @@ NAME            what to prepare; with a slash in it, the folder to write, whose 
                   any other         the text that --input names
 --input         UTF-8 files, or folders that are searched for .txt, .md and .py; `--input A B` takes several
 --tokenizer     byte | char | gpt2 or another encoding of tiktoken; default byte, for the two above as said
-                bpe:4096: a vocabulary of 4,096 byte-level tokens, learnt from the training split; stdlib's default
+                bpe:4096: a vocabulary of 4,096 byte-level tokens, learnt from the training split; it is the default
+                for stdlib
 --val_fraction  share of the documents that goes to validation, chosen by the hash of their paths;
                 a corpus of one document is cut at that share of its characters
 --workers       processes that tokenize, with the same result for any number of them;

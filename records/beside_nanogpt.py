@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # a script sees only its own folder
 
 from bench import git, write_record
-from config import Config, load, resolve
+from config import load, resolve
 from data.loader import Dataset
 from hardware import local_cpu
 from peer import follow, peer_model
@@ -33,7 +33,6 @@ README = [
     "--block_size=64", "--batch_size=12", "--n_layer=4", "--n_head=4", "--n_embd=128", "--max_iters=2000",
     "--lr_decay_iters=2000", "--dropout=0.0",
 ]  # fmt: skip
-SHAPE = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "vocab_size": 65, "batch_size": 12}
 
 
 def main():
@@ -87,11 +86,8 @@ def whole_split(path, weights):
 
 def first_steps(path):
     """Return its first losses in float32, ours, and by how much they differ at most."""
-    config = resolve(
-        Config(**SHAPE, dataset="shakespeare_char", gradient_accumulation_steps=1, device="cpu",
-               dtype="float32", learning_rate=1e-3, min_lr=1e-4, beta2=0.99, warmup_iters=100, lr_decay_iters=2000,
-               max_iters=2000), local_cpu(),
-    )  # fmt: skip
+    flags = ["--device=cpu", "--dtype=float32", "--seed=1337"]
+    config = resolve(load([str(ROOT / "configs" / "shakespeare_char.py"), *flags])[0], local_cpu())
     theirs, ours = zip(*follow(config, path, STEPS), strict=True)
     return {"peer": theirs, "ours": ours, "largest_difference": max(map(abs, map(float.__sub__, theirs, ours)))}
 

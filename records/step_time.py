@@ -22,7 +22,7 @@ FEW = ["--gradient_accumulation_steps=1", "--dataset=stdlib", "--eval_iters=1", 
 CASES = {  # name -> (what was timed before, command line, steps)
     "quickstart": ("its operations", ["configs/quickstart.py"], 200),
     "gpt2, batch 1": ("its operations", ["configs/gpt2.py", "--vocab_size=50304", "--batch_size=1"], 10),
-    "mlp": ("its operations", ["configs/mlp.py", "--vocab_size=257"], 400),
+    "mlp": ("its operations", ["configs/mlp.py", "--vocab_size=4096"], 400),
     "5 heads of 64": ("a grid", ["configs/quickstart.py", "--n_head=5", "--n_embd=320", "--n_layer=6",
                                  "--block_size=192", "--batch_size=6"], 60),
     "llama-like, 9 heads of 48": ("a grid", ["configs/quickstart.py", "--n_head=9", "--n_embd=432", "--n_layer=3",

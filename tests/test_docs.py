@@ -82,7 +82,7 @@ def test_links_and_file_names_lead_somewhere():
     assert linked and [name for name in linked if not (ROOT / name).exists()] == []
 
 
-def test_the_quick_start_ends_below_what_gzip_needs():
+def test_the_quick_start_ends_below_what_xz_needs():
     record = json.loads((ROOT / "records" / "quickstart" / "record.json").read_text(encoding="utf-8"))
     assert record["val_bpb"] < record["xz_bpb"] and record["training_seconds"] < 240
     recorded, now = (read_file(ROOT / folder) for folder in ("records/quickstart/config.py", "configs/quickstart.py"))
