@@ -438,8 +438,21 @@ def test_a_compiler_that_fails_leaves_the_run_eager(run, tmp_path, monkeypatch, 
     assert_same_run(tmp_path / "fallen_back", tmp_path / "eager")
 
 
+class Compiled:
+    """As torch.compile returns a module: it has the methods of a list, which refuse, so it is neither true nor false."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __call__(self, *arguments, **settings):
+        return self.model(*arguments, **settings)
+
+    def __len__(self):
+        raise TypeError("Transformer does not support len()")
+
+
 def test_a_compiled_run_warms_up_longer_and_bounds_its_memory(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda model: lambda *args, **settings: model(*args, **settings))
+    monkeypatch.setattr(torch, "compile", Compiled)
     printed = run(max_iters=4, compile=True)
     assert re.search(r"^compiled    the model, in \d+\.\d s$", printed, re.M)
     assert [r["step_s"] is None for r in read_metrics(tmp_path / "out")[0]] == [True, True, False, False]
