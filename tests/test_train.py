@@ -439,7 +439,7 @@ def test_a_compiler_that_fails_leaves_the_run_eager(run, tmp_path, monkeypatch, 
 
 
 class Compiled:
-    """As torch.compile returns a module: it has the methods of a list, which refuse, so it is neither true nor false."""
+    """As torch.compile returns a module: with a length that it refuses to tell, so it is neither true nor false."""
 
     def __init__(self, model):
         self.model = model
