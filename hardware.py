@@ -51,14 +51,15 @@ OP_DTYPES = {
     "matmul": "autocast",
     "row product": "autocast",  # of one row, in generation
     "attention": "autocast",
+    "tiled attention": "autocast",  # attention.py's
     "norm": "float32",
     "rope": "float32",
     "softmax": "float32",
     "loss": "float32",
     "residual": "float32",
     "embedding": "float32",
-    # measured on two cores with bfloat16 matmuls: the backward of attention is five times faster in float32 at T = 64,
-    # and no slower at T = 256 and 1,024
+    # measured on two cores with bfloat16 matmuls: of torch's fused kernel the backward is five times faster in float32
+    # at T = 64, and no slower at T = 256; one query and 900 keys take 2.5 times as long in bfloat16
     ("cpu", "attention"): "float32",
     # measured there: 11 G weights/s in float32, as fast as memory is read, and 7.5 in bfloat16
     ("cpu", "row product"): "float32",
@@ -72,9 +73,28 @@ def operation_dtype(kind, dtype, device_kind):
     return dtype if found == "autocast" else found
 
 
-# How much the chunked loss does at a time, for loss.py and the schedule alike.
+def attention_kind(dtype, device_kind, cached, dropout):
+    """Return which attention computes, for matmuls in dtype: attention.py's on a CPU, where it can, else torch's."""
+    tiled = device_kind == "cpu" and dtype != "float32" and not cached and not dropout
+    return "tiled attention" if tiled else "attention"
+
+
+# How much loss.py and attention.py do at a time, for them and the schedule alike.
 CACHED_NUMBERS = 2**20  # float32 numbers that stay in a CPU's cache from one operation to the next
 HEAD_COLUMNS = 2**13  # rows of the head's gradient, which is added up in float32, that are in the matmuls' dtype
+SCORES = 2**22  # of queries and keys
+LEAST_QUERIES = 128
+
+
+def score_tiles(n, g, length):
+    """Yield (heads, queries): slices of n key-value heads, with g others each, and of a sequence, whose scores are made
+    at once. A quarter of a sequence at a time leaves out three eighths of its scores.
+    """
+    t = max(LEAST_QUERIES, -(-length // 4))
+    at_once = max(1, SCORES // (g * t * length))
+    for head in range(0, n, at_once):
+        for start in range(0, length, t):
+            yield slice(head, min(head + at_once, n)), slice(start, min(start + t, length))
 
 
 # --- accelerators that a table knows

@@ -17,7 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hardware import operation_dtype
+from attention import TiledAttention
+from hardware import attention_kind, operation_dtype
 from loss import ChunkedCrossEntropy
 
 
@@ -151,7 +152,9 @@ class Attention(nn.Module):
             q, k = RMSNormFunction.apply(q, None, c.norm_eps), RMSNormFunction.apply(k, None, c.norm_eps)
         if angles is not None:
             q, k = rotate(q, *angles), rotate(k, *angles)
-        dtype = getattr(torch, operation_dtype("attention", c.dtype, x.device.type))
+        dropout = c.attn_dropout if self.training else 0.0
+        kind = attention_kind(c.dtype, x.device.type, cache is not None, dropout)
+        dtype = getattr(torch, operation_dtype(kind, c.dtype, x.device.type))
         q, k, v = (rearrange(part.to(dtype), "b t n d -> b n t d") for part in (q, k, v))
         past = cache.length if cache else 0
         if cache:
@@ -163,10 +166,13 @@ class Attention(nn.Module):
             nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
         )  # the table's, everywhere
         with own_dtype:
-            y = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=not past and q.shape[2] > 1,
-                dropout_p=c.attn_dropout if self.training else 0.0, enable_gqa=c.n_kv_head != c.n_head,
-            )  # fmt: skip
+            if kind == "tiled attention":
+                y = TiledAttention.apply(q, k, v)
+            else:
+                y = F.scaled_dot_product_attention(
+                    q, k, v, attn_mask=mask, is_causal=not past and q.shape[2] > 1,
+                    dropout_p=dropout, enable_gqa=c.n_kv_head != c.n_head,
+                )  # fmt: skip
         return self.proj(rearrange(y, "b n t d -> b t (n d)"))
 
 

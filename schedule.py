@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from hardware import CACHED_NUMBERS, HEAD_COLUMNS, operation_dtype
+from hardware import CACHED_NUMBERS, HEAD_COLUMNS, attention_kind, operation_dtype, score_tiles
 
 RANDOM_STATE = 5056  # bytes of a CPU's generator
 SIZES = {"float64": 8, "int64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "bool": 1}  # bytes
@@ -63,7 +63,7 @@ class Op:
     @property
     def is_attention(self):
         """Whether its matmuls are those of scores and values, which see each pair of positions."""
-        return self.kind in ("attention", "scores", "weighted values")
+        return self.kind in ("attention", "tiled attention", "scores", "weighted values")
 
     @property
     def is_gradient(self):
@@ -137,18 +137,20 @@ class Tape:
         self.ops.append(Op(name, *where, tuple(reads), tuple(writes), tuple(matmuls), *place, *computes, self.again))
 
     def apply(
-        self, name, inputs, shape, dtype, saved=(), extra=(), matmuls=(), back=(), temps=(), kind=None, constants=()
-    ):
+        self, name, inputs, shape, dtype, saved=(), extra=(), matmuls=(), back=(), temps=(), kind=None, constants=(),
+        scratch=(),
+    ):  # fmt: skip
         """Record an operation and return its output.
 
         saved: what its gradient reads, "output" standing for the output; extra: further outputs, saved as well; back:
-        the matmuls of its gradient; temps: (shape, dtype) of buffers that live only while the gradient is computed;
-        constants: what it reads beside its inputs, and what has no gradient.
+        the matmuls of its gradient; scratch and temps: (shape, dtype) of buffers that live only while the operation
+        is computed, or its gradient; constants: what it reads beside its inputs, and what has no gradient.
         """
         y = Buffer(name, tuple(shape), dtype)
         saved = tuple(y if s == "output" else s for s in saved) + tuple(extra)
         computes = (kind or name, (*inputs, *constants), y)
-        self.emit(name, (*inputs, *constants), (y, *extra), matmuls, computes)
+        scratch = [Buffer(f"temporary of {name}", *of) for of in scratch]
+        self.emit(name, (*inputs, *constants), (y, *extra, *scratch), matmuls, computes)
 
         def gradient():
             dy = self.gradient.pop(y)
@@ -338,11 +340,12 @@ def attention(tape, x, name):
         q, k = (tape.cast(part, "float32") for part in (q, k))
         rotate = {"saved": tape.angles, "constants": tape.angles, "kind": "rotate"}
         q, k = (tape.apply(f"{part.name} rotated", (part,), part.shape, "float32", **rotate) for part in (q, k))
-    dtype = operation_dtype("attention", c.dtype, tape.device.kind)
+    kind = attention_kind(c.dtype, tape.device.kind, tape.past is not None, c.attn_dropout)
+    dtype = operation_dtype(kind, c.dtype, tape.device.kind)
     q, k, v = (tape.cast(part, dtype) for part in (q, k, v))
     if tape.past is not None:
         k, v = append_to_cache(tape, k, v)
-    y = scaled_dot_product(tape, q, k, v, dtype)
+    y = scaled_dot_product(tape, q, k, v, kind, dtype)
     return tape.linear(f"{name}.proj", y, c.n_embd, c.bias)
 
 
@@ -357,7 +360,7 @@ def append_to_cache(tape, *new):
     return [Buffer(f"{p.name} of a layer", (B, S, K, D), p.dtype, base=cache) for p, cache in pairs]
 
 
-def scaled_dot_product(tape, q, k, v, dtype):
+def scaled_dot_product(tape, q, k, v, kind, dtype):
     """softmax(q k^T) v: two matmuls per query head forward, four backward (of v, softmax, q, k), masked half included.
 
     A fused kernel keeps its inputs, its output and one number per row, and makes the T x T scores again in the
@@ -369,6 +372,11 @@ def scaled_dot_product(tape, q, k, v, dtype):
     scores, values = (B * H, T, D, S), (B * H, T, S, D)
     both, back = [scores, values], [values, scores, values, values]
     shape = (B, T, H * D)
+    if kind == "tiled attention":
+        by_head = [Buffer(f"{part.name} by heads", part.shape, dtype) for part in (q, k, v)]
+        scratch, temps = ([((n,), dtype)] for n in tiles_at_once(B, H, c.n_kv_head, T, D))
+        of = {"extra": by_head, "matmuls": both, "back": back, "scratch": scratch, "temps": temps, "kind": kind}
+        return tape.apply("attention", (q, k, v), shape, dtype, **of)
     if not (c.attn_dropout and tape.device.kind == "cpu"):
         lse = Buffer("log-sum-exp", (B, H, T), "float32")
         return tape.apply("attention", (q, k, v), shape, dtype, (q, k, v, "output"), (lse,), both, back)
@@ -383,6 +391,24 @@ def scaled_dot_product(tape, q, k, v, dtype):
     dropped = tape.dropout(softmax, c.attn_dropout)
     y = tape.apply("weighted values", (dropped, v), (B, H, T, D), dtype, (dropped, v), matmuls=[values], back=back[:2])
     return tape.apply("join heads", (y,), shape, dtype)
+
+
+def tiles_at_once(B, H, K, T, D):
+    """Return how many numbers attention.py holds at most beside what goes in, comes out and is kept: forward, backward.
+
+    Forward these are the result by heads and a tile's scores with their mask, then with what becomes of them; backward
+    the gradient by heads and, of a tile, its rows of that, the weights, their gradient and that of the scores.
+    """
+    whole, forward, backward = B * H * T * D, 0, 0
+    for heads, queries in score_tiles(B * K, H // K, T):
+        t = queries.stop - queries.start
+        n_rows = (heads.stop - heads.start) * (H // K) * t
+        scores, mask, rows = n_rows * queries.stop, t * t, n_rows * D
+        copied = rows if K < H and t < T else 0  # the rows of several heads have gaps in between
+        forward = max(forward, copied + scores, scores + mask, scores + rows)
+        made = max(copied + scores, scores + mask, 3 * scores)
+        backward = max(backward, copied + made, scores + rows)
+    return whole + max(0, forward - whole), whole + backward
 
 
 def feed_forward(tape, x, name):

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from einops import rearrange
 
 import hardware
+from attention import TiledAttention
 from hardware import Device
 from loss import add_head_gradient, turn_into_gradient
 from measure import crossing_seconds, synchronize
@@ -36,6 +37,10 @@ def attention(y, q, k, v):
     grouped = q.shape[2] != k.shape[2]
     out = F.scaled_dot_product_attention(heads(q), heads(k), heads(v), is_causal=True, enable_gqa=grouped)
     return rearrange(out, "b n t d -> b t (n d)")
+
+
+def tiled_attention(y, q, k, v):
+    return rearrange(TiledAttention.apply(heads(q), heads(k), heads(v)), "b n t d -> b t (n d)")
 
 
 def split(y, x, *views):
@@ -64,6 +69,7 @@ RUN = {
     "rotate": lambda y, x, cos, sin: rotate(x, cos, sin),
     "split": split,
     "attention": attention,
+    "tiled attention": tiled_attention,
     "repeat": lambda y, x: x.repeat_interleave(y.shape[2] // x.shape[2], 2),
     "v by heads": lambda y, x: heads(x).contiguous(),
     "scale": lambda y, x: x * 0.5,

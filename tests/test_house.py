@@ -27,7 +27,8 @@ MAY_IMPORT = {
     "techniques": "cluster prediction schedule units",
     "accounting": "cluster config explain hardware planning prediction roofline schedule techniques tensors units",
     "loss": "hardware",
-    "model": "hardware loss",  # for the one table of operations' dtypes
+    "attention": "hardware",
+    "model": "attention hardware loss",  # for the one table of operations' dtypes
     "optimizer": "",
     "tokenizer": "config",
     "checkpoint": "config",
@@ -35,7 +36,7 @@ MAY_IMPORT = {
     "data.workers": "config",
     "data.prepare": "config data.workers hardware tokenizer",
     "measure": "config hardware",
-    "timing": "hardware loss measure model optimizer schedule",
+    "timing": "attention hardware loss measure model optimizer schedule",
     "ledger": "config measure units",
     "train": "accounting checkpoint config data.loader ledger measure model optimizer prediction timing tokenizer "
     "units",
