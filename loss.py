@@ -52,11 +52,14 @@ def turn_into_gradient(logits: Float[Tensor, "R V"], targets: Int[Tensor, " R"],
     at_a_time = max(1, CACHED_NUMBERS // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     total = torch.zeros((), device=logits.device)
     for rows, ids in zip(logits.split(at_a_time), targets.split(at_a_time), strict=True):
-        p, own = F.softmax(rows, -1, dtype=torch.float32), ids[:, None]
+        x, own = rows.float() if logits.device.type == "cpu" else rows, ids[:, None]  # its maximum is quicker there
+        largest, wanted = x.amax(-1, True), x.gather(1, own)
+        p = torch.softmax(x, -1, dtype=torch.float32, out=x if x.dtype == torch.float32 else None)
         # log sum exp, by the largest: its probability is at least 1 / V
-        total += (rows.amax(-1, True).float() - p.amax(-1, True).log() - rows.gather(1, own).float()).sum()
+        total += (largest - p.amax(-1, True).log() - wanted).sum()
         p.scatter_(1, own, p.gather(1, own) - 1)
         rows.copy_(p.mul_(scale))
+        del x, p  # before the next ones are made
     return total
 
 

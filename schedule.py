@@ -522,8 +522,9 @@ def chunked_loss(tape, x, weight, targets):
         logits = Buffer("logits of a chunk", (n, V), x.dtype)
         columns = Buffer("gradient of columns", (min(V, HEAD_COLUMNS), C), x.dtype)
         cached = min(n, max(1, CACHED_NUMBERS // V)) if tape.device.kind == "cpu" else n
-        fused = x.dtype == "float32" or tape.device.kind == "cuda"  # else a copy in float32 comes before the softmax
-        scratch = [Buffer("softmax", (cached, V), "float32") for _ in range(1 if fused else 2)]
+        scratch = [Buffer("a few numbers a row", (cached, 4), "float32")]
+        if x.dtype != "float32":  # else it takes the logits' place
+            scratch.append(Buffer("softmax", (cached, V), "float32"))
 
         tape.group = "head"
         tape.emit("chunk's logits", (part, head), (logits,), [(1, n, C, V)], ("linear", (part, head), logits))
