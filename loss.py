@@ -8,7 +8,6 @@ Shapes:  R rows, the B T tokens of a micro-batch   C width   V vocabulary
 """
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
