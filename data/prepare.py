@@ -104,7 +104,7 @@ def prepare(options, target, folder):
     documents = find_corpus(options, target, folder)
     choice = options.tokenizer or CORPORA.get(target.name, "byte")
     to_learn = bpe_size(choice)
-    size = sum(size_of(document.path) for document in documents)
+    size = sum(stat_of(document.path).st_size for document in documents)
     workers = options.workers or (min(usable_cores(), MOST_WORKERS) if size > LARGE else 1)
     bar = tqdm(total=2 * size, unit="B", unit_scale=True, desc="reading", disable=None)
     with bar, pool(workers) as spread:  # the processes start while this one reads
@@ -195,8 +195,8 @@ def find_corpus(options, target, folder):
     else:
         raise ConfigError(f"unknown corpus {name!r} without --input=PATH{nearest(name, CORPORA)}")
     # A file that was reached twice could land in both splits, and an empty one would double the end of text.
-    documents = {os.path.realpath(document.path): document for document in documents}.values()
-    documents = [document for document in documents if size_of(document.path)]
+    found = [(stat_of(document.path), document) for document in documents]
+    documents = list({identity(document.path, s): document for s, document in found if s.st_size}.values())
     where = " ".join(map(str, options.input)) or name
     require(documents, f"{where}: no text there; --input takes files, and folders with {', '.join(SUFFIXES)} in them")
     return documents
@@ -241,11 +241,16 @@ def fetch_shakespeare(target, folder):
     return path
 
 
-def size_of(path):
+def stat_of(path):
     try:
-        return os.path.getsize(path)
+        return os.stat(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def identity(path, stat):
+    """Return what is the same for all names of a file; some file systems number none."""
+    return (stat.st_dev, stat.st_ino) if stat.st_ino else os.path.realpath(path)
 
 
 def read(path):

@@ -207,6 +207,8 @@ def test_the_vocabulary_of_characters_is_the_whole_corpus(tmp_path):
 
 def test_a_file_reached_twice_counts_once(tmp_path):
     write(tmp_path / "in", a="one", b="two")
+    os.symlink(tmp_path / "in" / "a.txt", tmp_path / "in" / "c.txt")
+    os.link(tmp_path / "in" / "b.txt", tmp_path / "in" / "d.txt")
     argv = ["--input", str(tmp_path / "in"), str(tmp_path / "in" / "a.txt"), f"--input={tmp_path / 'in'}"]
     main([str(tmp_path / "out"), *argv])
     assert load(tmp_path / "out")[0]["corpus"]["documents"] == 2
