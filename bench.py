@@ -426,27 +426,27 @@ def prepare(config, options, device, record):
         line = [sys.executable, ROOT / "data" / "prepare.py", target, "--tokenizer=gpt2"]
         line += [f"--input={os.path.abspath(options.input)}"] if options.input else []
         lines = [line + ([f"--workers={n}"] if n else []) for n in choices]
-        for each in lines:
-            watched(each)  # the first time, files come from the disk
+        peaks = [watched(each) for each in lines]  # not in the timed runs: to look takes time of a core
         texts = pieces(target, vocabulary)
         meta = json.loads((target / "meta.json").read_text(encoding="utf-8"))
         size = sum(split["bytes"] for split in meta["splits"].values())
         found = {n: [] for n in choices}
         for _ in range(options.repetitions):
             for n, each in zip(choices, lines, strict=True):
-                seconds, peak = watched(each)
                 start = time.perf_counter()
+                check_ended(each, subprocess.run(each, stdout=subprocess.DEVNULL, check=False).returncode)
+                between = time.perf_counter()
                 vocabulary.encode_ordinary_batch(texts, num_threads=n or torch.get_num_threads())
-                found[n].append((seconds, peak, time.perf_counter() - start))
-    for n, figures in found.items():
-        ours, peaks, alone = zip(*figures, strict=True)
+                found[n].append((between - start, time.perf_counter() - between))
+    for (n, figures), peak in zip(found.items(), peaks, strict=True):
+        ours, alone = zip(*figures, strict=True)
         yield {
             "workers": n,
             "text_bytes": size,
             "bytes_per_s": size / statistics.median(ours),
             "seconds": statistics.median(ours),
             "spread": spread(ours),
-            "peak_bytes": max(peaks),
+            "peak_bytes": peak,
             "tiktoken_bytes_per_s": size / statistics.median(alone),
             **compared(ours, alone),
         }
@@ -463,11 +463,11 @@ def pieces(folder, vocabulary):
 
 
 def watched(line):
-    """Run a command; return its seconds, and the most memory that it and its children held at once, shared pages once.
+    """Run a command; return the most memory that it and its children held at once, shared pages once.
 
     That is looked up every 20 ms; it is 0 on systems without /proc.
     """
-    start, most = time.perf_counter(), 0
+    most = 0
     process = subprocess.Popen(line, stdout=subprocess.DEVNULL)
     try:
         while process.poll() is None:
@@ -476,9 +476,12 @@ def watched(line):
                 process.wait(0.02)
     finally:
         process.kill()
-    seconds = time.perf_counter() - start
-    require(process.returncode == 0, f"{' '.join(map(str, line[1:]))} failed; its message stands above")
-    return seconds, most
+    check_ended(line, process.returncode)
+    return most
+
+
+def check_ended(line, status):
+    require(status == 0, f"{' '.join(map(str, line[1:]))} failed; its message stands above")
 
 
 def tree(pid):
