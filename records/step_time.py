@@ -37,15 +37,15 @@ def run(script, *arguments):
 def main():
     rows, last = [], None
     for name, (before, arguments, steps) in CASES.items():
+        length = [f"--max_iters={steps}", f"--eval_interval={steps}"]  # which decides whether AdamW is compiled
         if before == "its operations":
-            run("bench.py", "ceilings", *arguments, *FEW)
+            run("bench.py", "ceilings", *arguments, *FEW, *length)
         elif last != before:
             hardware.LOCAL_FILE.unlink()
             run("bench.py", "ceilings")
         last = before
         with tempfile.TemporaryDirectory() as out_dir:
-            length = [f"--max_iters={steps}", f"--eval_interval={steps}", f"--out_dir={out_dir}"]
-            run("train.py", *arguments, *FEW, *length)
+            run("train.py", *arguments, *FEW, *length, f"--out_dir={out_dir}")
             ledger = json.loads((Path(out_dir) / "ledger.json").read_text(encoding="utf-8"))
         row = next(row for row in ledger["rows"] if row["figure"] == "step time")
         keys = ("predicted", "measured", "ratio", "band", "within")
