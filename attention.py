@@ -29,7 +29,7 @@ class TiledAttention(torch.autograd.Function):
             rows, keys = q[n, :, queries], slice(queries.stop)
             p = weights(rows, k[n, keys])
             y[n, :, queries] = (p @ v[n, keys]).view(rows.shape)
-            del p
+            del p  # before the next tile's are made
         ctx.save_for_backward(q, k, v)
         return q.new_empty(B, T, H, D).copy_(rearrange(y, "(b k) g t d -> b t (k g) d", b=B)).transpose(1, 2)
 
@@ -38,11 +38,12 @@ class TiledAttention(torch.autograd.Function):
         q, k, v = ctx.saved_tensors
         B, H, T, D = dy.shape
         dy = by_head(dy).view(q.shape)
-        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)  # the latter add up, four times at most
         for n, queries in score_tiles(*q.shape[:3]):
             rows, keys, d = q[n, :, queries], slice(queries.stop), dy[n, :, queries].flatten(1, 2)
             p = weights(rows, k[n, keys])
             dv[n, keys].baddbmm_(p.mT, d)
+            # p (dp - sum of p dp), as autograd has it
             dscores = torch._softmax_backward_data(d @ v[n, keys].mT, p, -1, p.dtype)
             del p, d
             dk[n, keys].baddbmm_(dscores.mT, rows.flatten(1, 2))
