@@ -38,7 +38,7 @@ class TiledAttention(torch.autograd.Function):
         q, k, v = ctx.saved_tensors
         B, H, T, D = dy.shape
         dy = by_head(dy).view(q.shape)
-        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)  # the latter add up, four times at most
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)  # dk and dv add up
         for n, queries in score_tiles(*q.shape[:3]):
             rows, keys, d = q[n, :, queries], slice(queries.stop), dy[n, :, queries].flatten(1, 2)
             p = weights(rows, k[n, keys])
