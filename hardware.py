@@ -58,8 +58,8 @@ OP_DTYPES = {
     "loss": "float32",
     "residual": "float32",
     "embedding": "float32",
-    # measured on two cores with bfloat16 matmuls: of torch's fused kernel the backward is five times faster in float32
-    # at T = 64, and no slower at T = 256; one query and 900 keys take 2.5 times as long in bfloat16
+    # measured on two cores with bfloat16 matmuls: in bfloat16 torch's fused kernel takes four times as long at T = 64,
+    # as long at T = 256, four fifths at T = 1,024; and 2.5 times as long for one query and 900 keys
     ("cpu", "attention"): "float32",
     # measured there: 11 G weights/s in float32, as fast as memory is read, and 7.5 in bfloat16
     ("cpu", "row product"): "float32",
@@ -74,8 +74,8 @@ def operation_dtype(kind, dtype, device_kind):
 
 
 def attention_kind(dtype, device_kind, cached, dropout):
-    """Return which attention computes, for matmuls in dtype: attention.py's on a CPU, where it can, else torch's."""
-    tiled = device_kind == "cpu" and dtype != "float32" and not cached and not dropout
+    """Return which attention computes, for matmuls in dtype: attention.py's on a CPU, where it pays, else torch's."""
+    tiled = device_kind == "cpu" and dtype == "bfloat16" and not cached and not dropout
     return "tiled attention" if tiled else "attention"
 
 
@@ -86,12 +86,21 @@ SCORES = 2**22  # of queries and keys
 LEAST_QUERIES = 128
 
 
-def score_tiles(n, g, length):
-    """Yield (heads, queries): slices of n key-value heads, with g others each, and of a sequence, whose scores are made
-    at once. A quarter of a sequence at a time leaves out three eighths of its scores.
+def tile_size(g, length):
+    """Return how many queries, and of how many key-value heads, make a full tile.
+
+    A quarter of a sequence leaves out three eighths of its scores; more parts would add up more often in 16 bits. So a
+    long sequence has more than SCORES in the tile of one head.
     """
     t = max(LEAST_QUERIES, -(-length // 4))
-    at_once = max(1, SCORES // (g * t * length))
+    return t, max(1, SCORES // (g * t * length))
+
+
+def score_tiles(n, g, length):
+    """Yield (heads, queries): slices of n key-value heads, with g query heads each, and of a sequence, whose scores are
+    made at once.
+    """
+    t, at_once = tile_size(g, length)
     for head in range(0, n, at_once):
         for start in range(0, length, t):
             yield slice(head, min(head + at_once, n)), slice(start, min(start + t, length))

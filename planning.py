@@ -10,7 +10,7 @@ from dataclasses import replace
 import cluster
 from config import Config, chunk_of, require, resolve
 from hardware import ACCELERATORS
-from prediction import ASSUMED_MFU, largest_of, peak_lines, peak_of, predict, refit, step_flops
+from prediction import ASSUMED_MFU, Peaks, predict, refit, step_flops
 from schedule import schedule
 from units import duration, mib, positive, si
 
@@ -183,12 +183,12 @@ def compare_cards(config, mfu=ASSUMED_MFU):
         c = resolve(replace(config, dtype="auto") if lacking else config, device)
         pair = (device.kind, c.dtype)
         if pair not in known:
-            known[pair] = step_flops(schedule(c, device))["per_step"], peak_lines(c, device)
-        (flops, lines), memory, peak = known[pair], device.memory_bytes, device.peak(c.dtype)
+            known[pair] = step_flops(schedule(c, device))["per_step"], Peaks(c, device)
+        (flops, peaks), memory, peak = known[pair], device.memory_bytes, device.peak(c.dtype)
         step_s = flops / (peak * mfu) if peak else None
-        fits = peak_of(lines, c.batch_size) <= memory if memory else None
+        fits = peaks.at(c.batch_size) <= memory if memory else None
         rows.append({"name": name, "dtype": c.dtype, "memory_bytes": memory, "fits": fits,
-                     "largest_batch": largest_of(lines, memory) if memory else None,
+                     "largest_batch": peaks.largest(memory) if memory else None,
                      "step_s": step_s, "days": step_s * c.max_iters / 86400 if peak else None})  # fmt: skip
     order = {True: 0, None: 1, False: 2}
     return sorted(rows, key=lambda r: (order[r["fits"]], r["largest_batch"] == 0, r["step_s"] or math.inf))
@@ -275,7 +275,7 @@ def plan(device, hours, mfu=ASSUMED_MFU, memory_bytes=None):
         shape = {"n_layer": n_layer, "n_head": n_embd // (32 if n_embd % 64 else 64), "n_embd": n_embd}
         shape |= {"block_size": BLOCK_SIZE, "vocab_size": VOCAB_SIZE}
         c = resolve(Config(**shape, gradient_accumulation_steps=2), device)
-        largest, budget = largest_of(peak_lines(c, device), memory), 0.9 * budget
+        largest, budget = Peaks(c, device).largest(memory), 0.9 * budget
     n_params, per_token, blocks = gpt2_size(n_layer, n_embd)
     fitted = max(1e17, flops * blocks / per_token)  # the smallest budget of their fit
     sequences = 2 ** round(math.log2(0.2920 * fitted**0.3271 / BLOCK_SIZE))

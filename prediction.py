@@ -1,12 +1,13 @@
 """What a run will take, as folds over a step's schedule: parameters, FLOPs, bytes over time and their peak, seconds."""
 
+import bisect
 import dataclasses
 import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass
 
-from hardware import operation_dtype
+from hardware import attention_kind, operation_dtype, tile_size
 from schedule import SIZES, Schedule, schedule
 
 ASSUMED_MFU = 0.4  # of a step nobody has measured yet: what a well-kept trainer reaches on one GPU
@@ -272,25 +273,39 @@ def expected_seconds(op, device, peak, bandwidth):
 # --- what fits
 
 
-def peak_lines(config, device):
-    """Return the set of (fixed, slope): during an operation fixed + slope x batch_size bytes are alive.
+class Peaks:
+    """The peak of a config at any batch size, from two schedules: during an operation fixed + slope x batch_size bytes
+    are alive, as each buffer either has the batch as a factor or does not depend on it.
 
-    Exact, and two schedules are enough: each buffer either has the batch as a factor or does not depend on it. The peak
-    is the maximum over these lines. Of a chunked loss they are for batches of whole chunks; in another a last chunk is
-    smaller, and needs less.
+    So it is for batches of whole chunks of the loss, from one that fills a tile of attention on; between them a last
+    chunk is smaller, and needs less. For each smaller batch there is a schedule of its own.
     """
-    n = config.loss_chunk // math.gcd(config.loss_chunk, config.block_size) if config.loss_chunk else 1
-    one, two = (Timeline(schedule(dataclasses.replace(config, batch_size=b), device)).live for b in (n, 2 * n))
-    return {(2 * a - b, (b - a) // n) for a, b in zip(one, two, strict=True)}
 
+    def __init__(self, config, device):
+        self.config, self.device, self.least = config, device, 1
+        if attention_kind(config.dtype, device.kind, False, config.attn_dropout) == "tiled attention":
+            _, heads = tile_size(config.n_head // config.n_kv_head, config.block_size)
+            self.least = -(-heads // config.n_kv_head)
+        if config.loss_chunk:
+            whole = config.loss_chunk // math.gcd(config.loss_chunk, config.block_size)
+            self.least = -(-self.least // whole) * whole
+        one, two = (self.timeline(b).live for b in (self.least, 2 * self.least))
+        self.lines = {(2 * a - b, (b - a) // self.least) for a, b in zip(one, two, strict=True)}
 
-def peak_of(lines, batch_size):
-    return max(fixed + slope * batch_size for fixed, slope in lines)
+    def timeline(self, batch_size):
+        return Timeline(schedule(dataclasses.replace(self.config, batch_size=batch_size), self.device))
 
+    def at(self, batch_size):
+        if batch_size < self.least:
+            return self.timeline(batch_size).peak
+        return max(fixed + slope * batch_size for fixed, slope in self.lines)
 
-def largest_of(lines, memory_bytes):
-    """Return the largest batch_size whose peak is within memory_bytes. No slope is 0: the batch itself is alive."""
-    return max(0, min((memory_bytes - fixed) // slope for fixed, slope in lines))
+    def largest(self, memory_bytes):
+        """Return the largest batch_size whose peak is within memory_bytes; 0 where not even that of 1 is."""
+        largest = min((memory_bytes - fixed) // slope for fixed, slope in self.lines)  # none is 0: the batch is alive
+        if largest >= self.least:
+            return largest
+        return bisect.bisect_right(range(1, self.least), memory_bytes, key=self.at)
 
 
 def refit(config, device, memory_bytes):
@@ -298,10 +313,10 @@ def refit(config, device, memory_bytes):
 
     Of the upper half of batch sizes that fit, those that divide the sequences of a step come first, then the larger.
     """
-    if peak_of(peak_lines(config, device), config.batch_size) <= memory_bytes:
+    if Peaks(config, device).at(config.batch_size) <= memory_bytes:
         return config
     several = dataclasses.replace(config, gradient_accumulation_steps=max(2, config.gradient_accumulation_steps))
-    largest = largest_of(peak_lines(several, device), memory_bytes)
+    largest = Peaks(several, device).largest(memory_bytes)
     if not largest:
         return None
     total = config.batch_size * config.gradient_accumulation_steps
@@ -312,4 +327,4 @@ def refit(config, device, memory_bytes):
 
 def largest_batch(config, device, memory_bytes):
     """Return the largest batch_size that fits into memory_bytes; 0 where not even 1 does."""
-    return largest_of(peak_lines(config, device), memory_bytes)
+    return Peaks(config, device).largest(memory_bytes)

@@ -364,8 +364,8 @@ def scaled_dot_product(tape, q, k, v, kind, dtype):
     """softmax(q k^T) v: two matmuls per query head forward, four backward (of v, softmax, q, k), masked half included.
 
     A fused kernel keeps its inputs, its output and one number per row, and makes the T x T scores again in the
-    backward; that recomputation is not counted here. With attn_dropout a CPU has no fused kernel: scaled copies of q
-    and k, the softmax, the mask and their product stay.
+    backward; that recomputation is not counted here. attention.py keeps its inputs, by heads. With attn_dropout a CPU
+    has no fused kernel: scaled copies of q and k, the softmax, the mask and their product stay.
     """
     c = tape.config
     B, T, H, D, S = c.batch_size, c.block_size, c.n_head, c.head_dim, k.shape[1]
@@ -408,7 +408,7 @@ def tiles_at_once(B, H, K, T, D):
         forward = max(forward, copied + scores, scores + mask, scores + rows)
         made = max(copied + scores, scores + mask, 3 * scores)
         backward = max(backward, copied + made, scores + rows)
-    return whole + max(0, forward - whole), whole + backward
+    return whole + forward, whole + backward
 
 
 def feed_forward(tape, x, name):

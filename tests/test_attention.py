@@ -91,13 +91,16 @@ def test_queries_keys_and_values_are_all_that_is_kept(tiles):
     assert not kept
 
 
-@pytest.mark.parametrize("n, g, length", [(1, 1, 1), (12, 1, 1024), (48, 1, 64), (8, 4, 1000), (3, 8, 5000)])
-def test_the_tiles_are_each_score_once_and_never_many(n, g, length):
+@pytest.mark.parametrize(
+    "n, g, length", [(1, 1, 1), (12, 1, 1024), (48, 1, 64), (8, 4, 1000), (3, 8, 5000), (2, 1, 30_000)]
+)
+def test_the_tiles_are_each_score_once_and_few_at_a_time(n, g, length):
     seen = torch.zeros(n, length, dtype=torch.int64)
     for heads, queries in score_tiles(n, g, length):
         seen[heads, queries] += 1
         scores = (heads.stop - heads.start) * g * (queries.stop - queries.start) * queries.stop
-        assert scores <= hardware.SCORES or heads.stop - heads.start == 1
+        a_quarter_of_one = heads.stop - heads.start == 1 and queries.stop - queries.start <= -(-length // 4)
+        assert scores <= hardware.SCORES or a_quarter_of_one
     assert (seen == 1).all()
 
 

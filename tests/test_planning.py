@@ -18,19 +18,17 @@ from hardware import ACCELERATORS, Device, accelerator
 from model import build
 from optimizer import AdamW, parameter_groups
 from planning import (
+    Peaks,
     compare,
     compare_cards,
     compare_cards_lines,
     compare_lines,
     compute_optimal,
     gpt2_size,
-    largest_of,
     max_params,
     max_params_lines,
     napkin,
     napkin_lines,
-    peak_lines,
-    peak_of,
     plan,
     plan_lines,
     remedies,
@@ -131,6 +129,14 @@ LINEAR = {
     "llama": {"norm": "rmsnorm", "pos": "rope", "activation": "swiglu", "n_kv_head": 2, "qk_norm": True},
     "mlp": {"model": "mlp"},
     "wide, few tokens": {"n_embd": 256, "block_size": 8, "vocab_size": 20},
+    "the peak in attention": {"n_layer": 1, "block_size": 1024},
+    "the peak in attention, recomputed": {
+        "n_layer": 1,
+        "block_size": 4096,
+        "recompute": "attention",
+        "loss_chunk": None,
+    },
+    "the peak in attention, chunked loss": {"n_layer": 1, "block_size": 1024, "loss_chunk": 3000},
 }
 
 
@@ -140,13 +146,13 @@ LINEAR = {
 def test_the_peak_at_any_batch_size_follows_from_two(shape, device, dtype, accumulation):
     settings = {"dtype": dtype, "gradient_accumulation_steps": accumulation, **LINEAR[shape]}
     config = resolve(replace(SMALL, **settings), device)
-    lines = peak_lines(config, device)
+    peaks = Peaks(config, device)
     for batch_size in (1, 2, 3, 17, 200):
-        assert peak_of(lines, batch_size) == peak(replace(config, batch_size=batch_size), device)
-    for batch_size in (1, 5, 200):
-        exactly = peak_of(lines, batch_size)
-        assert largest_of(lines, exactly) == batch_size
-        assert largest_of(lines, exactly - 1) == batch_size - 1
+        assert peaks.at(batch_size) == peak(replace(config, batch_size=batch_size), device)
+    for batch_size in (1, 2, 5, 200):
+        exactly = peaks.at(batch_size)
+        assert peaks.largest(exactly) == batch_size
+        assert peaks.largest(exactly - 1) == batch_size - 1
 
 
 def test_what_fits_needs_no_remedy():
@@ -168,7 +174,7 @@ def test_each_remedy_fits_and_nothing_smaller_was_needed(share):
         assert remedy["tokens_per_step"] == variant.tokens_per_step
         assert abs(variant.tokens_per_step / config.tokens_per_step - 1) < 0.1
         if "batch_size" in remedy["changes"]:
-            largest = largest_of(peak_lines(variant, V100), memory)
+            largest = Peaks(variant, V100).largest(memory)
             assert variant.batch_size <= largest < config.batch_size and largest <= 2 * variant.batch_size
         if "block_size" in remedy["changes"]:
             longer = replace(variant, block_size=2 * variant.block_size)
@@ -178,7 +184,7 @@ def test_each_remedy_fits_and_nothing_smaller_was_needed(share):
 
 
 def test_a_shorter_context_is_the_way_where_not_even_one_sequence_fits():
-    """Or recomputation; of what does without it, there is one way."""
+    """Or recomputation; without it there is one way, and one more where the loss may come in chunks."""
 
     def without_recomputation(config, memory):
         return [r for r in remedies(config, CPU, memory)["remedies"] if "recompute" not in r["changes"]]
@@ -187,15 +193,17 @@ def test_a_shorter_context_is_the_way_where_not_even_one_sequence_fits():
     memory = peak(replace(config, batch_size=1), CPU) - 1
     (only,) = without_recomputation(config, memory)
     assert only["changes"] == {"block_size": 512, "gradient_accumulation_steps": 6}
-    (only,) = without_recomputation(replace(config, batch_size=1024), memory // 2)
-    assert only["changes"] == {"block_size": 256, "batch_size": 1, "gradient_accumulation_steps": 12288}
+    plain, chunks = without_recomputation(replace(config, batch_size=1024), memory // 2)
+    assert plain["changes"] == {"block_size": 256, "batch_size": 1, "gradient_accumulation_steps": 12288}
+    shape = {"block_size": 512, "batch_size": 1, "gradient_accumulation_steps": 6144}
+    assert chunks["changes"] == {"loss_chunk": 65536, **shape}  # so many logits ask for chunks
 
 
 def test_the_micro_batch_divides_the_sequences_of_a_step_where_one_does():
     config = resolve(replace(SMALL, batch_size=12, gradient_accumulation_steps=3), CPU)
-    lines = peak_lines(config, CPU)
+    peaks = Peaks(config, CPU)
     for largest, expected in ((11, 9), (9, 9), (8, 6), (5, 4), (1, 1)):
-        (best, *_) = remedies(config, CPU, peak_of(lines, largest))["remedies"]
+        (best, *_) = remedies(config, CPU, peaks.at(largest))["remedies"]
         assert best["changes"] == {"batch_size": expected, "gradient_accumulation_steps": 36 // expected}
         assert best["flops_ratio"] == best["time_ratio"] == 1
 
@@ -203,7 +211,7 @@ def test_the_micro_batch_divides_the_sequences_of_a_step_where_one_does():
 def test_a_prime_number_of_sequences_is_met_as_nearly_as_possible():
     config = resolve(replace(SMALL, batch_size=37, gradient_accumulation_steps=1), CPU)
     several = replace(config, gradient_accumulation_steps=2)
-    (best, *_) = remedies(config, CPU, peak_of(peak_lines(several, CPU), 22))["remedies"]
+    (best, *_) = remedies(config, CPU, Peaks(several, CPU).at(22))["remedies"]
     assert (
         best["changes"] == {"batch_size": 19, "gradient_accumulation_steps": 2} and best["tokens_per_step"] == 38 * 32
     )
