@@ -148,12 +148,12 @@ class Attention(nn.Module):
         q, k, v = (
             rearrange(part, "b t (n d) -> b t n d", d=c.head_dim) for part in self.qkv(x).split(self.qkv.fan_outs, -1)
         )
+        matmuls = v.dtype  # float32 outside of autocast
         if c.qk_norm:
             q, k = RMSNormFunction.apply(q, None, c.norm_eps), RMSNormFunction.apply(k, None, c.norm_eps)
         if angles is not None:
             q, k = rotate(q, *angles), rotate(k, *angles)
-        dropout = c.attn_dropout if self.training else 0.0
-        kind = attention_kind(c.dtype, x.device.type, cache is not None, dropout)
+        kind = attention_kind(c.dtype, x.device.type, cache is not None, c.attn_dropout)
         dtype = getattr(torch, operation_dtype(kind, c.dtype, x.device.type))
         q, k, v = (rearrange(part.to(dtype), "b t n d -> b n t d") for part in (q, k, v))
         past = cache.length if cache else 0
@@ -167,11 +167,11 @@ class Attention(nn.Module):
         )  # the table's, everywhere
         with own_dtype:
             if kind == "tiled attention":
-                y = TiledAttention.apply(q, k, v)
+                y = TiledAttention.apply(q, k, v).to(matmuls)
             else:
                 y = F.scaled_dot_product_attention(
                     q, k, v, attn_mask=mask, is_causal=not past and q.shape[2] > 1,
-                    dropout_p=dropout, enable_gqa=c.n_kv_head != c.n_head,
+                    dropout_p=c.attn_dropout if self.training else 0.0, enable_gqa=c.n_kv_head != c.n_head,
                 )  # fmt: skip
         return self.proj(rearrange(y, "b n t d -> b t (n d)"))
 

@@ -390,6 +390,16 @@ def test_gradients_reach_every_parameter(settings):
     assert all(p.grad is not None and p.grad.any() for p in model.parameters())
 
 
+def test_a_bfloat16_config_computes_outside_of_autocast_too():
+    """In float32, but for a CPU's attention."""
+    model = randomise(model_of(dtype="bfloat16", dropout=0.0))
+    idx = tokens(model.config)
+    with torch.no_grad():
+        plain = model(idx, idx)
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.testing.assert_close(model(idx, idx), plain, rtol=2e-2, atol=2e-2)
+
+
 # --- recomputation
 
 
