@@ -211,7 +211,7 @@ def test_a_file_reached_twice_counts_once(tmp_path):
     os.link(tmp_path / "in" / "b.txt", tmp_path / "in" / "d.txt")
     argv = ["--input", str(tmp_path / "in"), str(tmp_path / "in" / "a.txt"), f"--input={tmp_path / 'in'}"]
     main([str(tmp_path / "out"), *argv])
-    assert load(tmp_path / "out")[0]["corpus"]["documents"] == 2
+    assert load(tmp_path / "out")[0]["corpus"]["documents"] == 3  # to share a file's content is not to be it
 
 
 def test_folders_are_searched_for_text_and_files_are_taken_as_they_are(tmp_path):
