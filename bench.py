@@ -420,7 +420,7 @@ def decode(config, options, device, record):
 def prepare(config, options, device, record):
     """Yield a row per number of processes: bytes/s of data/prepare.py, start and all, and of tiktoken alone."""
     vocabulary, name = tokenizer.load("gpt2"), "text" if options.input else "stdlib"
-    choices = [int(n) for n in options.workers.split(",")] if options.workers else [None]
+    choices = list(dict.fromkeys(map(int, options.workers.split(",")))) if options.workers else [None]
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / name
         line = [sys.executable, ROOT / "data" / "prepare.py", target, "--tokenizer=gpt2"]

@@ -50,7 +50,7 @@ def main():
         row = next(row for row in ledger["rows"] if row["figure"] == "step time")
         keys = ("predicted", "measured", "ratio", "band", "within")
         basis = ledger["prediction"]["time"]["basis"]
-        command = " ".join(["python train.py", *arguments, *FEW])
+        command = " ".join(["python train.py", *arguments, *FEW, *length])
         rows.append({"case": name, "timed before": before, "basis": basis, "command": command})
         rows[-1] |= {key: row[key] for key in keys}
         print(f"{name:<28}{row['predicted']:>10.4f} s{row['measured']:>10.4f} s{row['ratio']:>8.3f}", flush=True)
