@@ -1,7 +1,7 @@
 """The nanoGPT README's CPU run: a 0.8 M parameter GPT-2 on tinyshakespeare, character by character.
 
 hardware    two CPU cores
-duration    1.2 minutes of training on two cores with bfloat16 matmuls
+duration    1.0 minutes of training on two cores with bfloat16 matmuls
 expected    a validation loss of 1.90 nats per character, the whole split; records/shakespeare_char has other seeds'
 
     python data/prepare.py shakespeare_char
