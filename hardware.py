@@ -82,8 +82,8 @@ def attention_kind(dtype, device_kind, cached, dropout):
 # How much loss.py and attention.py do at a time, for them and the schedule alike.
 CACHED_NUMBERS = 2**20  # float32 numbers that stay in a CPU's cache from one operation to the next
 HEAD_COLUMNS = 2**13  # rows of the head's gradient, which is added up in float32, that are in the matmuls' dtype
-SCORES = 2**22  # of queries and keys
-LEAST_QUERIES = 128
+SCORES = 2**22  # scores of attention's queries and keys that exist at once
+LEAST_QUERIES = 128  # of a tile: matmuls of fewer rows are slower
 
 
 def tile_size(g, length):

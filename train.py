@@ -135,11 +135,11 @@ def train(config, options, device, record, dataset, saved, prediction, out_dir):
         val_loss = evaluate(model, dataset, config, device, autocast)
         print(evaluation_line(val_loss, dataset.bits_per_byte(val_loss), config))
         return 0
-    forward = None
+    compiled = None
     if config.compile:
         attempt = partial(compiled_model, model, config, device, autocast)
-        forward = said("the model", "the model", partial(try_compiler, attempt))
-    forward = model if forward is None else forward
+        compiled = said("the model", "the model", partial(try_compiler, attempt))
+    forward = model if compiled is None else compiled
 
     # --- the run's folder, log and data
     open_folder(out_dir, config, options.overwrite)

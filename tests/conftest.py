@@ -1,6 +1,7 @@
 """What several test files need."""
 
 import shutil
+import signal
 from importlib import resources
 
 import pytest
@@ -18,6 +19,9 @@ CACHED = {
     "encoder.json": "6c7ea1a7e38e3a7f062df639a5b80947f075ffe6",
 }
 
+
+# Some tests interrupt themselves, which a shell's background job would ignore.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests run side by side and their tensors are tiny: a second thread for each would only wait for its turn.
 torch.set_num_threads(1)
