@@ -388,6 +388,11 @@ def sample(logits: Float[Tensor, "B V"], temperature=1.0, top_k=None, top_p=None
     return rearrange(torch.multinomial(probabilities, 1, generator=generator), "b 1 -> b")
 
 
+def autocast(config, device: torch.device):
+    """Return the context in which matmuls compute in the config's dtype."""
+    return torch.autocast(device.type, dtype=getattr(torch, config.dtype), enabled=config.dtype != "float32")
+
+
 def build(config) -> LanguageModel:
     """Return the model a resolved config describes, its weights not yet drawn."""
     return {"transformer": Transformer, "mlp": MLP}[config.model](config)

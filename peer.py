@@ -28,8 +28,9 @@ import torch
 from config import ROOT, Config, ConfigError, require
 from data.loader import Dataset, Loader
 from measure import keep_freed_memory, process_memory, synchronize
-from model import build
-from optimizer import AdamW, LossScale, clip_factor, gradient_norm, learning_rate, parameter_groups
+from model import autocast, build
+from optimizer import learning_rate
+from trainer import Trainer
 
 PAUSE = 0.3  # s after a turn: the threads of the side that ran spin for a while before they sleep
 WARM_UP = 3  # steps before the first turn: memory is taken, a GPU's kernels are compiled
@@ -202,42 +203,25 @@ def peak_memory(device: torch.device) -> int:
 # --- this project
 
 
-class Trainer:
-    """train.py's step, of one micro-batch: its loader, loss, clipping and AdamW; the loss is read, as it is logged."""
+class Training:
+    """Steps of trainer.py, as train.py takes them, but that each loss is read at once, as it is when it is logged."""
 
     def __init__(self, config):
         keep_freed_memory()
-        c, device = config, torch.device(config.device)
-        self.config, self.step = c, 0
-        self.model = build(c)
-        self.model.init_weights(c.seed)
-        self.model.to(device)
-        self.optimizer = AdamW(
-            parameter_groups(self.model, c.weight_decay), c.learning_rate, (c.beta1, c.beta2),
-            compiled=c.compile_optimizer,
-        )  # fmt: skip
-        self.loss_scale = LossScale(c.dtype, device)
-        self.autocast = autocast(c)
-        self.forward = torch.compile(self.model) if c.compile else self.model
-        self.loader = Loader(Dataset(c), c, device, 0)
+        device, self.step = torch.device(config.device), 0
+        self.trainer = Trainer(config, device)
+        if config.compile:
+            _, trouble = self.trainer.compile()
+            require(trouble is None, f"torch.compile failed: {trouble}")
+        self.loader = Loader(Dataset(config), config, device, 0)
 
     def run(self, n):
-        losses = [self.train_step() for _ in range(n)]
-        return {"losses": losses}
+        return {"losses": [self.train_step() for _ in range(n)]}
 
     def train_step(self) -> float:
-        self.optimizer.lr = learning_rate(self.step, self.config)
-        x, y = self.loader.next()
-        with self.autocast:
-            loss = self.forward(x, y, scale=self.loss_scale.scale)
-        loss.backward()
-        norm = gradient_norm(self.optimizer.parameters) / self.loss_scale.scale
-        finite = norm.isfinite()
-        self.optimizer.step(clip_factor(norm, self.config.grad_clip) / self.loss_scale.scale, apply=finite)
-        self.optimizer.zero_grad()
-        self.loss_scale.update(finite)
+        figures = self.trainer.step(self.step, self.loader)
         self.step += 1
-        return (loss.detach() / self.loss_scale.scale).item()
+        return figures["loss"].item()
 
 
 class Batches:
@@ -263,16 +247,11 @@ class Writer:
 
     def run(self, n):
         ids, times = [], [time.perf_counter()]
-        with autocast(self.config):
+        with autocast(self.config, torch.device(self.config.device)):
             for token in self.model.generate(self.prompt, n, temperature=0.0):
                 ids.append(token.item())
                 times.append(time.perf_counter())
         return {"tokens": ids, "prefill_s": times[1] - times[0], "step_s": float(np.median(np.diff(times)[1:]))}
-
-
-def autocast(config):
-    device = torch.device(config.device)
-    return torch.autocast(device.type, dtype=getattr(torch, config.dtype), enabled=config.dtype != "float32")
 
 
 def continued(config) -> tuple[int, int]:
@@ -290,7 +269,7 @@ def prompt(config):
 # --- the peer
 
 
-class PeerTrainer:
+class PeerTraining:
     """nanoGPT's step, over batches that its own function draws."""
 
     def __init__(self, config, path):
@@ -354,7 +333,7 @@ class PeerWriter:
         return {"tokens": ids[0, self.prompt.shape[1] :].tolist()}
 
 
-TASKS = {"train": (Trainer, PeerTrainer), "loader": (Batches, PeerBatches), "decode": (Writer, PeerWriter)}
+TASKS = {"train": (Training, PeerTraining), "loader": (Batches, PeerBatches), "decode": (Writer, PeerWriter)}
 
 
 class Text(importlib.abc.InspectLoader):
@@ -428,11 +407,11 @@ class Replay:
 def follow(config, path: Path, n: int) -> list:
     """Return (its loss, ours) of n steps that start from its weights and see its batches."""
     torch.manual_seed(config.seed)
-    theirs, ours = PeerTrainer(config, path), Trainer(config)
+    theirs, ours = PeerTraining(config, path), Training(config)
     ours.loader.close()
     ours.loader = Replay()
     with torch.no_grad():
-        for own, other in matched(ours.model, theirs.model):
+        for own, other in matched(ours.trainer.model, theirs.model):
             own.copy_(other)
     losses = []
     for _ in range(n):

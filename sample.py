@@ -57,7 +57,7 @@ import torch
 
 import checkpoint
 from measure import find_device, synchronize
-from model import build
+from model import autocast, build
 from tokenizer import Tokenizer
 
 
@@ -78,14 +78,13 @@ def main(argv):
     del saved
 
     generator = torch.Generator(device).manual_seed(options.seed)
-    autocast = torch.autocast(device.type, dtype=getattr(torch, config.dtype), enabled=config.dtype != "float32")
     n_tokens, start = 0, time.perf_counter()
     for sample in range(options.num_samples):
         if sample:
             print("\n---------------", flush=True)
         print(prompt, end="", flush=True)
         characters = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a character may take several tokens
-        with autocast:
+        with autocast(config, device):
             for token in model.generate(
                 idx, options.max_new_tokens, options.temperature, options.top_k, options.top_p, generator
             ):

@@ -41,7 +41,7 @@ from pathlib import Path
 import torch
 
 import checkpoint
-from data.loader import Dataset, Loader, keyed
+from data.loader import Dataset, Loader
 from ledger import Log, evaluation_line
 from measure import (
     counted_flops,
@@ -53,18 +53,10 @@ from measure import (
     with_ceiling,
 )
 from model import build
-from optimizer import (
-    AdamW,
-    LossScale,
-    clip_factor,
-    compiled_update,
-    gradient_norm,
-    learning_rate,
-    parameter_groups,
-    try_compiler,
-)
+from optimizer import compiled_update
 from timing import with_operation_times
 from tokenizer import Tokenizer
+from trainer import Trainer
 
 # what a checkpoint's weights fit to
 SHAPE = {
@@ -117,57 +109,24 @@ def train(config, options, device, record, dataset, saved, prediction, out_dir):
     best = saved["state"]["best_val_loss"] if saved else None
 
     # --- model, weights, optimizer
-    model = build(config)
-    model.init_weights(config.seed)
+    trainer = Trainer(config, device)
+    model, optimizer, loss_scale = trainer.model, trainer.optimizer, trainer.loss_scale
     if saved:
         checkpoint.load_weights(model, saved["weights"])
-    model.to(device)
-    optimizer = AdamW(
-        parameter_groups(model, config.weight_decay), config.learning_rate, (config.beta1, config.beta2),
-        compiled=config.compile_optimizer and not config.eval_only,
-    )  # fmt: skip
-    loss_scale = LossScale(config.dtype, device)
-    if saved:
         checkpoint.load_optimizer(model, optimizer, loss_scale, saved["optimizer"])
         saved.clear()  # or every step would hold the weights and moments it began with beside its own
-    autocast = torch.autocast(device.type, dtype=getattr(torch, config.dtype), enabled=config.dtype != "float32")
     if config.eval_only:
-        val_loss = evaluate(model, dataset, config, device, autocast)
+        val_loss = evaluate(trainer, dataset)
         print(evaluation_line(val_loss, dataset.bits_per_byte(val_loss), config))
         return 0
-    compiled = None
     if config.compile:
-        attempt = partial(compiled_model, model, config, device, autocast)
-        compiled = said("the model", "the model", partial(try_compiler, attempt))
-    forward = model if compiled is None else compiled
+        said("the model", "the model", trainer.compile)
 
     # --- the run's folder, log and data
     open_folder(out_dir, config, options.overwrite)
     log = Log(config, prediction, device, record, first_step)
     loader = Loader(dataset, config, device, first_step)
     stop = StopSignals()
-
-    def micro_step(step, i):
-        """Run forward and backward of a micro-batch; return its share of the step's loss and the seconds waited."""
-        start = time.perf_counter()
-        x, y = loader.next()
-        waited = time.perf_counter() - start
-        torch.manual_seed(keyed(config.seed, step * config.gradient_accumulation_steps + i, "dropout"))
-        with autocast:
-            loss = forward(x, y, scale=loss_scale.scale / config.gradient_accumulation_steps)
-        loss.backward()
-        return loss.detach() / loss_scale.scale, waited
-
-    def train_step(step):
-        """Take one step; return its figures, still on the device: nothing here waits for it."""
-        optimizer.lr = learning_rate(step, config)
-        losses, waits = zip(*(micro_step(step, i) for i in range(config.gradient_accumulation_steps)), strict=True)
-        norm = gradient_norm(optimizer.parameters) / loss_scale.scale
-        finite = norm.isfinite()
-        optimizer.step(clip_factor(norm, config.grad_clip) / loss_scale.scale, apply=finite)
-        optimizer.zero_grad()
-        loss_scale.update(finite)
-        return {"step": step, "loss": sum(losses), "lr": optimizer.lr, "grad_norm": norm, "data_wait_s": sum(waits)}
 
     def save(step, is_best):
         state = {"step": step, "best_val_loss": best, "config": asdict(config), "tokenizer": dataset.meta["tokenizer"]}
@@ -179,7 +138,7 @@ def train(config, options, device, record, dataset, saved, prediction, out_dir):
     flops_per_step = flops_of_a_meta_copy(config)
     measured = {"peak_bytes": None, "flops_per_step": flops_per_step, "step_s": None, "checkpoint_bytes": None}
     standing = standing_bytes([*model.parameters(), *model.buffers(), *itertools.chain(*optimizer.state())])
-    profiled = first_step + (forward is not model)  # a compiled model's first step is unlike the others
+    profiled = first_step + trainer.is_compiled  # a compiled model's first step is unlike the others
     step = first_step
     try:
         while True:
@@ -188,7 +147,7 @@ def train(config, options, device, record, dataset, saved, prediction, out_dir):
                 log.flush()
                 improved = False
                 if not stopping:
-                    val_loss = evaluate(model, dataset, config, device, autocast)
+                    val_loss = evaluate(trainer, dataset)
                     log.evaluation(step, val_loss, dataset, config)
                     improved = math.isfinite(val_loss) and (best is None or val_loss < best)
                     best = val_loss if improved else best
@@ -198,17 +157,17 @@ def train(config, options, device, record, dataset, saved, prediction, out_dir):
                 break
             log.begin_step()
             if step == profiled:
-                found = profiled_peak(lambda: train_step(step), standing, device)  # noqa: B023
+                found = profiled_peak(lambda: trainer.step(step, loader), standing, device)  # noqa: B023
                 measured["peak_bytes"], figures, measured["timeline"] = found
             else:
-                figures = train_step(step)
+                figures = trainer.step(step, loader)
             log.end_step(figures, timed=step > profiled)
             step += 1
             if step % config.log_interval == 0 or step in (profiled + 1, profiled + 2):
                 log.flush()
             if step == profiled + 2:
                 measured["step_s"] = log.median_step_s()
-                log.ledger(measured, f"after step {step}", forward is not model)
+                log.ledger(measured, f"after step {step}", trainer.is_compiled)
     finally:
         stop.restore()
         loader.close()
@@ -219,9 +178,9 @@ def train(config, options, device, record, dataset, saved, prediction, out_dir):
         print(f"stopped at step {step}; {way_on}")
         return 130
     measured["step_s"] = log.median_step_s()
-    log.ledger(measured, "at the end", forward is not model)
+    log.ledger(measured, "at the end", trainer.is_compiled)
     log.close()
-    print_sample(model, dataset, config, device, autocast)
+    print_sample(trainer, dataset)
     return 0
 
 
@@ -324,19 +283,6 @@ def said(name, what, make):
     return found
 
 
-def compiled_model(model, config, device, autocast):
-    """Return the compiled model, tried on a batch of zeros, as compilers fail at the first call."""
-    zeros = torch.zeros(config.batch_size, config.block_size, dtype=torch.int64, device=device)
-    try:
-        compiled = torch.compile(model)
-        with autocast:
-            loss = compiled(zeros, zeros, scale=torch.ones((), device=device))
-        loss.backward()
-    finally:
-        model.zero_grad(set_to_none=True)
-    return compiled
-
-
 def flops_of_a_meta_copy(config):
     with torch.device("meta"):
         return counted_flops(build(config), config)
@@ -380,21 +326,23 @@ class StopSignals:
 
 
 @torch.no_grad()
-def evaluate(model, dataset, config, device, autocast):
+def evaluate(trainer, dataset):
     """Return the mean validation loss, nats per token; the same windows at every call."""
+    model = trainer.model
     model.eval()
-    total, n = torch.zeros((), device=device), 0
-    for batch in dataset.validation(config):
-        x, y = batch.to(device)
-        with autocast:
+    total, n = torch.zeros((), device=trainer.device), 0
+    for batch in dataset.validation(trainer.config):
+        x, y = batch.to(trainer.device)
+        with trainer.autocast:
             total += model(x, y) * len(x)
         n += len(x)
     model.train()
     return total.item() / n
 
 
-def print_sample(model, dataset, config, device, autocast):
+def print_sample(trainer, dataset):
     """Print what the model writes from an end of text, or from the first token of validation where there is none."""
+    model, config, device = trainer.model, trainer.config, trainer.device
     if not config.sample_tokens:
         return
     try:
@@ -406,7 +354,7 @@ def print_sample(model, dataset, config, device, autocast):
     model.eval()
     generator = torch.Generator(device).manual_seed(config.seed)
     idx = torch.tensor([[start]], device=device)
-    with autocast:
+    with trainer.autocast:
         ids = [token.item() for token in model.generate(idx, config.sample_tokens, 0.8, top_k=200, generator=generator)]
     print(f"--- a sample ({config.sample_tokens} tokens, temperature 0.8; python sample.py {config.out_dir} for more)")
     print(tokenizer.decode([i for i in ids if i < tokenizer.vocab_size]))

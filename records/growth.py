@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))  # a script sees only its own folder
 from bench import write_record
 from config import Config, resolve
 from measure import crossing_seconds, find_device, keep_freed_memory, profiled_peak, standing_bytes, with_ceiling
-from peer import Trainer, spread, write_tokens
+from peer import Training, spread, write_tokens
 from prediction import predict
 from schedule import schedule
 from timing import time_operations
@@ -54,20 +54,21 @@ def one(config, device, record):
     record = time_operations(schedule(config, record).ops, device, replace(record, op_times={}))
     record = replace(record, crossing=crossing_seconds(device))
     p = predict(config, record)
-    trainer = Trainer(config)
+    training = Training(config)
     try:
-        trainer.run(3)
+        training.run(3)
+        trainer = training.trainer
         alive = [*trainer.model.parameters(), *trainer.model.buffers(), *itertools.chain(*trainer.optimizer.state())]
-        peak, *_ = profiled_peak(trainer.train_step, standing_bytes(alive), device)
+        peak, *_ = profiled_peak(training.train_step, standing_bytes(alive), device)
         rounds = []
         for _ in range(ROUNDS):
             start, n = time.perf_counter(), 0
             while not n or time.perf_counter() - start < ROUND_S:
-                trainer.train_step()
+                training.train_step()
                 n += 1
             rounds.append((time.perf_counter() - start) / n)
     finally:
-        trainer.loader.close()
+        training.loader.close()
     step_s, peak_flops = statistics.median(rounds), record.peak(config.dtype)
     return {
         "parameters": p["model"]["params"],

@@ -10,7 +10,8 @@ from jaxtyping import install_import_hook
 
 # Every annotated shape is checked on every call, as long as the modules are first imported from here on.
 install_import_hook(
-    ["attention", "loss", "model", "optimizer", "checkpoint", "data.loader", "measure", "timing"], "beartype.beartype"
+    ["attention", "loss", "model", "optimizer", "trainer", "checkpoint", "data.loader", "measure", "timing"],
+    "beartype.beartype",
 )
 
 # The names under which tiktoken keeps GPT-2's two files: the sha1 of their addresses.

@@ -188,7 +188,7 @@ def test_our_side_takes_the_steps_that_train_py_takes(tmp_path, monkeypatch):
     assert train.main(argv) == 0
     lines = (tmp_path / "out" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     expected = [line["loss"] for line in map(json.loads, lines) if "loss" in line]
-    side = peer.Trainer(config)
+    side = peer.Training(config)
     assert side.run(3)["losses"] + side.run(1)["losses"] == expected
     side.loader.close()
 
@@ -196,7 +196,7 @@ def test_our_side_takes_the_steps_that_train_py_takes(tmp_path, monkeypatch):
 def test_the_peers_side_trains(checkout, tmp_path):
     peer.write_tokens(tmp_path, 65, 5000)
     torch.manual_seed(0)
-    side = peer.PeerTrainer(config_of(tmp_path, warmup_iters=0, learning_rate=1e-2), checkout)
+    side = peer.PeerTraining(config_of(tmp_path, warmup_iters=0, learning_rate=1e-2), checkout)
     before = side.model.transformer.wpe.weight.clone()
     losses = side.run(2)["losses"]
     assert len(losses) == 2 and all(map(np.isfinite, losses)) and not before.equal(side.model.transformer.wpe.weight)

@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "attention": "hardware",
     "model": "attention hardware loss",  # for the one table of operations' dtypes
     "optimizer": "",
+    "trainer": "data.loader model optimizer",
     "tokenizer": "config",
     "checkpoint": "config",
     "data.loader": "config",
@@ -39,10 +40,10 @@ MAY_IMPORT = {
     "timing": "attention hardware loss measure model optimizer schedule",
     "ledger": "config measure units",
     "train": "accounting checkpoint config data.loader ledger measure model optimizer prediction timing tokenizer "
-    "units",
+    "trainer units",
     "sample": "checkpoint config measure model tokenizer",
     "bench": "config hardware measure model optimizer peer prediction schedule timing tokenizer units",
-    "peer": "config data.loader measure model optimizer",
+    "peer": "config data.loader measure model optimizer trainer",
     "report": "config hardware prediction roofline schedule units",
 }
 STANDARD_LIBRARY_ONLY = [

@@ -26,6 +26,7 @@ import ledger
 import measure
 import optimizer
 import train
+import trainer
 from config import Config, ConfigError, read_file
 from hardware import Device
 
@@ -365,7 +366,7 @@ def test_wandb_gets_the_same_lines(run, tmp_path, monkeypatch):
 
 def spoil(monkeypatch, bad_steps, value):
     """Make the gradients of some steps hold a value; return a list that fills with what each step changed."""
-    build, changed = train.build, []
+    build, changed = trainer.build, []
 
     def build_spoiled(config):
         model, backwards = build(config), itertools.count()
@@ -380,15 +381,15 @@ def spoil(monkeypatch, bad_steps, value):
         model.blocks[0].mlp.up.weight.register_hook(hook)
         return model
 
-    class Watched(train.AdamW):
+    class Watched(trainer.AdamW):
         def step(self, *args, **kwargs):
             tensors = [*self.parameters, *self.exp_avg, *self.exp_avg_sq, self.step_count]
             before = [t.detach().clone() for t in tensors]
             super().step(*args, **kwargs)
             changed.append([not torch.equal(old, new) for old, new in zip(before, tensors, strict=True)])
 
-    monkeypatch.setattr(train, "build", build_spoiled)
-    monkeypatch.setattr(train, "AdamW", Watched)
+    monkeypatch.setattr(trainer, "build", build_spoiled)
+    monkeypatch.setattr(trainer, "AdamW", Watched)
     return changed
 
 
@@ -500,8 +501,8 @@ def test_what_is_compiled_is_said_with_the_reason(settings, parameters, words):
 
 
 def test_what_cannot_fit_is_refused_before_a_model_is_built(run, tmp_path, monkeypatch):
-    build = train.build
-    monkeypatch.setattr(train, "build", lambda config: pytest.fail("a model was built"))
+    build = trainer.build
+    monkeypatch.setattr(trainer, "build", lambda config: pytest.fail("a model was built"))
     error = run("--memory=2MiB", status=2, batch_size=512)
     advice = (
         r"--batch_size=(\d+) is the largest that fits; --batch_size=(\d+) --gradient_accumulation_steps=(\d+) takes"
@@ -514,7 +515,7 @@ def test_what_cannot_fit_is_refused_before_a_model_is_built(run, tmp_path, monke
     assert "not even --batch_size=1 fits; a shorter --block_size" in run("--memory=0.52MiB", status=2)
     assert not (tmp_path / "out").exists()
 
-    monkeypatch.setattr(train, "build", build)
+    monkeypatch.setattr(trainer, "build", build)
     run("--memory=2MiB", batch_size=largest, max_iters=1)
     run("--memory=2MiB", "--overwrite", batch_size=size, gradient_accumulation_steps=micro_steps, max_iters=1)
 
@@ -800,7 +801,7 @@ def test_running_out_of_memory_is_one_line_with_the_prediction(run, monkeypatch)
     def allocate(*arguments, **settings):
         raise torch.OutOfMemoryError("tried to allocate 2 GiB")
 
-    monkeypatch.setattr(train, "AdamW", allocate)
+    monkeypatch.setattr(trainer, "AdamW", allocate)
     error = run(status=2, max_iters=1)
     assert "were predicted at the peak" in error and "tried to allocate 2 GiB" in error
 
