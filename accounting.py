@@ -1,147 +1,40 @@
-"""The arithmetic of a run, before it runs: parameters, FLOPs, bytes over time and their peak, step time.
+"""Predict what a run will take, without running it: parameters, FLOPs, memory and its peak, time.
 
     python accounting.py configs/gpt2.py --gpu=a100-40gb
 
-A step is written down once, in schedule.py; prediction.py folds over that list, and this file prints what it finds.
+Everything is computed in estimate/; this file holds the options and prints the answers.
 """
 
 import json
+import subprocess
 import sys
 from dataclasses import dataclass, field, replace
 
-import cluster
-import explain
-import planning
-import roofline
-import techniques
-from config import Config, ConfigError, command, load, parse, read_file, require, resolve
-from hardware import Device, accelerator, local_device
-from prediction import ASSUMED_MFU, Timeline, largest_batch, predict, refit
-from schedule import schedule
-from units import duration, mib, parse_memory, positive, si
+from cli.config_file import read_settings
+from cli.errors import DoesNotFit, command, require
+from cli.flags import load, parse
+from cli.units import check_mfu, parse_memory, positive
+from config import ROOT, Config, resolve
+from estimate import budget, cluster, compare, fit, formulas, roofline, techniques
+from estimate.memory import Timeline
+from estimate.predict import predict
+from estimate.report import report, timeline
+from estimate.step import training_step
+from estimate.step_time import ASSUMED_MFU
+from hardware.accelerators import accelerator
+from hardware.machine import local_device
+from hardware.spec import DeviceSpec
 
-# --- the report
-
-
-def report(config, device, prediction):
-    """Yield the prediction as the lines that accounting.py and train.py print."""
-    c, (model, flops, memory, time) = config, (prediction[key] for key in ("model", "flops", "memory", "time"))
-    shape = f"{c.n_layer} layers, width {c.n_embd}"
-    if c.model == "transformer":
-        groups = f" ({c.n_kv_head} key-value)" if c.n_kv_head != c.n_head else ""
-        shape += f", {c.n_head} heads of {c.head_dim}{groups}"
-    ceiling = (
-        f"peak {si(time['peak_flops'], 'FLOP/s')} ({time['peak_source']})" if time["peak_flops"] else "peak unknown"
-    )
-    yield f"device      {device.name}: {c.dtype} matmuls, {ceiling}"
-    yield f"model       {c.model}, {shape}, context {c.block_size}, vocabulary {c.vocab_size:,}"
-    yield f"parameters  {model['params']:,}, of which {model['params_matmul']:,} multiply every token"
-    yield (
-        f"batch       {c.batch_size} sequences x {c.block_size} tokens x {c.gradient_accumulation_steps} micro-steps "
-        f"= {c.tokens_per_step:,} tokens a step"
-    )
-    yield f"run         {c.max_iters:,} steps, {si(c.tokens_per_step * c.max_iters)} tokens"
-    ratio = flops["per_token"] / flops["six_nd_per_token"]
-    yield (
-        f"FLOPs       {si(flops['per_step'], 'FLOP')} a step; {si(flops['per_token'], 'FLOP')} a token, forward and "
-        f"backward, {ratio:.2f} x 6N"
-    )
-    yield "            (all matmuls, attention in full as PaLM counts it; N: all parameters)"
-    if flops["hardware_per_step"] > flops["per_step"]:
-        more = flops["hardware_per_step"] / flops["per_step"]
-        yield f"            {more:.2f} x that in hardware: recompute={c.recompute!r} makes again what backward needs"
-    rows = [
-        ("parameters", memory["params"], "float32"),
-        ("gradients", memory["gradients"], "float32, complete at the end of backward"),
-        ("optimizer state", memory["optimizer"], "two float32 moments"),
-        ("activations", memory["activations"], "what forward keeps for backward, besides what follows"),
-        ("weight copies", memory["weight_copies"], f"in {c.dtype}, kept by autocast from forward to backward"),
-        ("logits and loss", memory["loss"], "the most that is alive of them at once"),
-    ]
-    yield "memory      never all alive at once: the peak is not the sum"
-    yield from (f"  {name:<17}{mib(n):>12}  {note}" for name, n, note in rows if n)
-    room = f" of {mib(memory['available'])} available" if memory["available"] else ""
-    yield f"  {'peak':<17}{mib(memory['peak']):>12}{room}, in {memory['peak_at']}; alive then:"
-    alive = sorted(memory["at_peak"].items(), key=lambda item: -item[1])
-    yield from (f"    {name:<25}{mib(n):>12}" for name, n in alive if n >= 0.005 * memory["peak"])
-    if memory["card"]:
-        yield "  on the card besides, as estimated:"
-        for name, (least, most) in ((name, pair) for name, pair in memory["card"].items() if pair[1]):
-            yield f"    {name:<25}{mib(least):>12}{f' to {mib(most)}' if most > least else ''}"
-    if memory["pinned_host"]:
-        yield f"  {'pinned host memory':<27}{mib(memory['pinned_host']):>12}  two batches on their way to the card"
-    if time["step_s"]:
-        basis = {
-            "timed": f"{time['mfu']:.0%} of the peak, the sum of its operations, each timed here",
-            "estimated": f"{time['mfu']:.0%} of the peak, estimated from operations timed here",
-            "assumed": f"at an assumed {time['mfu']:.0%} of the peak (--mfu)",
-        }[time["basis"]]
-        yield (
-            f"time        {duration(time['step_s'])} a step, {time['tokens_per_s']:,.0f} tokens/s, "
-            f"{duration(time['total_s'])} in all, {basis}"
-        )
-        least, most = (duration(time["step_s"] * (1 + sign * time["band"])) for sign in (-1, 1))
-        yield f"            expect {least} to {most} a step"
-        if time["least_s"]:
-            least = duration(time["least_s"])
-            yield f"            {least} a step with each operation alone at its roofline, none fused and nothing cached"
-    else:
-        yield "time        unknown without the device's peak: name another card with --gpu, or train here to measure it"
-
-
-def timeline(s, width=40):
-    """Yield the bytes alive over a step as bars, a row per layer and phase, the most of each."""
-    t = Timeline(s)
-    rows = []  # [name, most bytes alive, whether the peak is there]
-    for op, live in zip(s.ops, t.live, strict=True):
-        place = op.group if op.layer is None else f"layer {op.layer}"
-        if op.repeat > 1 and op.layer is not None:
-            place = f"layers {op.layer} to {op.layer + op.repeat - 1}"
-        name = op.phase if op.phase == place else f"{op.phase} {place}"
-        again = f", {op.times // op.repeat} times" if op.times > op.repeat else ""
-        if not rows or rows[-1][0] != name + again:
-            rows.append([name + again, 0, False])
-        rows[-1][1] = max(rows[-1][1], live)
-        rows[-1][2] |= op is t.peak_op
-    yield f"timeline    the most that is alive in each part of a step; {mib(t.standing_bytes)} stand through all of it"
-    for name, most, at_peak in rows:
-        mark = f"  peak: {t.peak_op.name}" if at_peak else ""
-        yield f"  {name:<28}{mib(most):>12}  {'#' * round(width * most / t.peak)}{mark}"
-
-
-def refuse_what_cannot_fit(config, device, prediction):
-    """Raise ConfigError with the largest batch_size that fits, or with the news that none does."""
-    if prediction["fits"] is not False:
-        return
-    memory = prediction["memory"]
-    peak, available = memory["peak"], memory["available"]
-    states = sum(memory[key] for key in ("params", "gradients", "optimizer"))
-    largest, fitting = largest_batch(config, device, available), refit(config, device, available)
-    if fitting:
-        same = f"--batch_size={fitting.batch_size} --gradient_accumulation_steps={fitting.gradient_accumulation_steps}"
-        way_out = f"{same} takes {fitting.tokens_per_step:,} of {config.tokens_per_step:,} tokens a step in less"
-    elif largest:
-        way_out = "it leaves no room for accumulation"
-    elif states > available:
-        way_out = f"batch size cannot help: parameters, gradients and optimizer state alone need {mib(states)}"
-    else:
-        way_out = "not even --batch_size=1 fits; a shorter --block_size or a smaller model would"
-    most = f"; --batch_size={largest} is the largest that fits" if largest else ""
-    raise ConfigError(
-        f"batch_size={config.batch_size} needs {mib(peak)} at its peak ({memory['peak_at']}), "
-        f"but {device.name} has {mib(available)}{most}; {way_out}"
-    )
-
-
-# --- the command line
-
-
+USAGE = "python accounting.py CONFIG.py ..."
 HALF = ("float32", "bfloat16", "float16")  # matmuls of a card given by hand
 
 
 @dataclass(frozen=True)
 class Options:
-    """Predict what a run will take, without running it: parameters, FLOPs, memory and its peak, time."""
+    """Predict what a run will take, without running it: parameters, FLOPs, memory and its peak, time.
+
+    Exit status: 0 where the question was answered, 2 where it cannot be, 3 where the run does not fit into memory.
+    """
 
     gpu: str | None = None  # a card of the table, such as h100-sxm; None: this machine
     memory: str | None = field(default=None, metadata={"bare": ""})  # what may be used, as 39.5GiB; bare: the timeline
@@ -158,7 +51,7 @@ class Options:
     hours: float = 24.0  # of --plan
     params: float | None = None  # with --tokens: time and price of a run of which only the size is known
     tokens: float | None = None  # to train on
-    n_gpus: int = 1  # that share the run, or the parameters of --params and --max_params
+    n_gpus: int = 1  # that share the run, or the parameters of --params and --max_params; the report is per GPU then
     price: float | None = None  # per GPU-hour
     max_params: bool = False  # how many parameters have room on --n_gpus
     bytes_per_param: float = 16.0  # of --max_params: float32 weight, gradient, two moments
@@ -167,64 +60,66 @@ class Options:
 
 @command
 def main(argv):
-    config, options = load(argv, Options)
+    config, options = load(argv, Config, Options, USAGE)
     check_mfu(options.mfu)
-    device = find_device(config, options)
+    spec = find_spec(config, options)
     memory_bytes = parse_memory(options.memory or None)
     check_questions(options)
-    flags = {name: value for name, value in parse(argv, (Config, Options), "")[1].items() if hasattr(config, name)}
-    answered = answer(config, options, device, memory_bytes, flags)
+    if options.tensors:  # in a process of its own: it needs torch, which nothing here imports
+        line = [sys.executable, "-m", "tools.tensors", *(["--json"] if options.json else [])]
+        return subprocess.run(line, cwd=ROOT, check=False).returncode
+    flags = {name: value for name, value in parse(argv, (Config, Options), USAGE)[1].items() if hasattr(config, name)}
+    answered = answer(config, options, spec, memory_bytes, flags)
     if answered:
         result, lines = answered
         print(json.dumps(result, indent=2) if options.json else "\n".join(lines))
         return 0
-    config = resolve(config, device)
-    prediction = predict(config, device, memory_bytes, options.mfu)
+    config = resolve(config, spec)
+    prediction = predict(config, spec, memory_bytes, options.mfu)
     if options.n_gpus > 1:
-        found = cluster.on_cluster(config, device, options.n_gpus, memory_bytes, options.mfu)
-        prediction |= {"cluster": found, "fits": found["fits"], "time": cluster.spread(prediction["time"], found)}
+        found = cluster.on_cluster(config, spec, options.n_gpus, memory_bytes, options.mfu)
+        times = cluster.cluster_times(prediction["time"], found)
+        prediction |= {"cluster": found, "fits": found["fits"], "time": times}
+        del prediction["memory"], prediction["tight"]  # which are one GPU's alone
     hours = prediction["time"]["total_s"] and prediction["time"]["total_s"] / 3600 * options.n_gpus
     if options.price is not None:
         require(0 < options.price <= 1e6, f"--price={options.price:g} must lie in (0, 1e6]")
         prediction["time"]["price"] = hours and hours * options.price
     if options.json:
-        print(json.dumps(everything(config, device, prediction), indent=2))
-        return 0
+        result = prediction if options.n_gpus > 1 else full_json(config, spec, prediction)
+        print(json.dumps(result, indent=2))
+        return DoesNotFit.status if prediction["fits"] is False else 0
     if options.explain:
-        print("\n".join(explain.explain(config, device, options.mfu)))
+        print("\n".join(formulas.explain(config, spec, options.mfu)))
         return 0
-    print("\n".join(report(config, device, prediction)))
+    lines = cluster.report if options.n_gpus > 1 else report
+    print("\n".join(lines(config, spec, prediction)))
     if options.price is not None and hours:
         price = f"{prediction['time']['price']:,.2f}, in the currency of the price per GPU-hour"
-        print(f"price       {hours:,.1f} GPU-hours: {price}")
+        print(f"price       {price}, for {hours:,.1f} GPU-hours")
     if options.n_gpus > 1:
-        print("\n".join(cluster.lines(found, device)))
-        require(found["fits"] is not False, f"{mib(found['peak'])} on each GPU, but {device.name} has less")
+        cluster.refuse_what_cannot_fit(spec, prediction)
         return 0
     if options.memory == "":
-        print("\n".join(timeline(schedule(config, device))))
+        print("\n".join(timeline(training_step(config, spec))))
     if options.roofline:
-        print("\n".join(roofline.lines(config, device)))
+        print("\n".join(roofline.lines(config, spec)))
     if prediction["fits"] is False:
-        print("\n".join(planning.remedies_lines(planning.remedies(config, device, memory_bytes, options.mfu), device)))
-    refuse_what_cannot_fit(config, device, prediction)
+        print("\n".join(fit.remedies_lines(fit.remedies(config, spec, memory_bytes, options.mfu), spec)))
+    fit.refuse_what_cannot_fit(config, spec, prediction)
     return 0
 
 
-def find_device(config, o):
+def find_spec(config, o):
     """Return the device that the options mean: a card of the table, this machine's, or one given by hand."""
     given = {name: getattr(o, name) for name in ("peak_flops", "bandwidth") if getattr(o, name) is not None}
     positive(**{f"--{name}": value for name, value in given.items()})
     if o.gpu is None and not given:
         return local_device(config.device)
-    device = accelerator(o.gpu) if o.gpu is not None else Device("a card given by hand", "cuda", dtypes=HALF)
-    peaks = dict.fromkeys(HALF, o.peak_flops) if o.peak_flops else device.peak_flops
-    source = "given by hand" if o.peak_flops else device.source
-    return replace(device, peak_flops=peaks, bandwidth=o.bandwidth or device.bandwidth, source=source)
-
-
-def check_mfu(mfu):
-    require(mfu is None or 0 < mfu <= 1, f"--mfu={mfu} must lie in (0, 1]")
+    spec = accelerator(o.gpu) if o.gpu is not None else DeviceSpec("a card given by hand", "cuda", dtypes=HALF)
+    peaks = dict.fromkeys(HALF, o.peak_flops) if o.peak_flops else spec.peak_flops
+    source = "given by hand" if o.peak_flops else spec.source
+    return replace(spec, peak_flops=peaks, bandwidth=o.bandwidth or spec.bandwidth, source=source)
 
 
 def check_questions(o):
@@ -239,48 +134,44 @@ def check_questions(o):
     require(o.price is None or not alone, f"--price does not go with --{''.join(alone)}")
 
 
-def answer(config, o, device, memory_bytes, flags):
-    """Return (result, lines) of a question that a room beside this one answers; None where none is asked."""
-    p, mfu = planning, o.mfu or ASSUMED_MFU
-    if o.tensors:
-        import tensors  # not above: it needs torch
-
-        return tensors.everything(), tensors.lines()
+def answer(config, o, spec, memory_bytes, flags):
+    """Return (result, lines) of the question that the options ask; None where they ask for the report."""
+    mfu = o.mfu or ASSUMED_MFU
     if o.techniques:
-        rows = techniques.techniques(resolve(config, device), device)
+        rows = techniques.techniques(resolve(config, spec), spec)
         return rows, techniques.lines(rows)
     if o.params is not None:
-        result = p.napkin(o.params, o.tokens, device, o.n_gpus, mfu, o.price)
-        return {"time": result}, p.napkin_lines(result, device, o.n_gpus, mfu)
+        result = budget.napkin(o.params, o.tokens, spec, o.n_gpus, mfu, o.price)
+        return {"time": result}, budget.napkin_lines(result, spec, o.n_gpus, mfu)
     if o.max_params:
-        n = p.max_params(device, o.n_gpus, o.bytes_per_param, memory_bytes)
-        return {"max_params": n}, p.max_params_lines(n, o.bytes_per_param)
+        n = budget.max_params(spec, o.n_gpus, o.bytes_per_param, memory_bytes)
+        return {"max_params": n}, budget.max_params_lines(n, o.bytes_per_param)
     if o.plan:
-        result = p.plan(device, o.hours, mfu, memory_bytes)
-        return result, p.plan_lines(result)
+        result = budget.plan(spec, o.hours, mfu, memory_bytes)
+        return result, budget.plan_lines(result)
     if o.compare:
-        rows = p.compare_cards(config, mfu)
-        return rows, p.compare_cards_lines(rows, mfu)
+        rows = compare.compare_cards(config, mfu)
+        return rows, compare.compare_cards_lines(rows, mfu)
     if o.vs is not None:
-        other = Config(**read_file(o.vs) | flags)
-        result = p.compare(resolve(config, device), resolve(other, device), device, memory_bytes, o.mfu)
-        return result, p.compare_lines(result)
+        other = Config(**read_settings(o.vs, Config) | flags)
+        result = compare.compare(resolve(config, spec), resolve(other, spec), spec, memory_bytes, o.mfu)
+        return result, compare.compare_lines(result)
     return None
 
 
-def everything(config, device, prediction):
+def full_json(config, spec, prediction):
     """Return the prediction with what takes longer: the timeline, the largest batch, the roofline where it is known."""
-    s = schedule(config, device)
+    s = training_step(config, spec)
     steps = zip(s.ops, Timeline(s).live, strict=True)
     prediction["memory"]["timeline"] = [
         {"phase": op.phase, "operation": op.name, "times": op.times, "bytes": live} for op, live in steps
     ]
     available = prediction["memory"]["available"]
     lacking = prediction["fits"] is False and "cluster" not in prediction
-    prediction["remedies"] = planning.remedies(config, device, available)["remedies"] if lacking else []
-    prediction["max_batch_size"] = largest_batch(config, device, available) if available else None
-    known = device.peak(config.dtype) and device.bandwidth
-    prediction["roofline"] = roofline.roofline(config, device) if known else None
+    prediction["remedies"] = fit.remedies(config, spec, available)["remedies"] if lacking else []
+    prediction["max_batch_size"] = fit.largest_batch(config, spec, available) if available else None
+    known = spec.peak(config.dtype) and spec.bandwidth
+    prediction["roofline"] = roofline.roofline(config, spec) if known else None
     return prediction
 
 

@@ -1,6 +1,6 @@
-"""The models: a Transformer (GPT-2 and Llama are two settings of it) and an MLP in the manner of Bengio et al. 2003.
+"""The models: a Transformer, which is GPT-2 or Llama with the right settings, and an MLP after Bengio et al. 2003.
 
-Everything is made of `nn.Parameter`; axes move through einops, whose patterns raise when a shape is not what they say.
+All layers are made of `nn.Parameter`. einops rearranges axes; it raises an error if a shape does not match its pattern.
 
 Shapes:  B batch   T positions of the input   S positions in the cache   C width (n_embd)   V vocabulary
          L blocks   H query heads   K key-value heads   D width of a head (head_dim)   F width inside the MLP (d_ff)
@@ -17,44 +17,29 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from attention import TiledAttention
-from hardware import attention_kind, operation_dtype
-from loss import ChunkedCrossEntropy
+from ops.attention import TiledAttention
+from ops.choices import attention_kind, operation_dtype
+from ops.linear import linear
+from ops.loss import ChunkedCrossEntropy
+from ops.rms_norm import RMSNormFunction
 
 
 def xavier_std(fan_in: int, fan_out: int) -> float:
-    """Return the standard deviation that keeps the scale of activations and of gradients (Glorot and Bengio 2010).
+    """Return the standard deviation that preserves the scale of activations and gradients (Glorot and Bengio 2010).
 
-    Forward, a sum over fan_in terms keeps its variance if weights have 1 / fan_in; backward, over fan_out, 1 / fan_out:
-    the variance 2 / (fan_in + fan_out) lies between the two.
+    In forward, a sum over fan_in terms preserves the variance if the weights have variance 1 / fan_in. In backward, a
+    sum over fan_out terms needs 1 / fan_out. The variance 2 / (fan_in + fan_out) lies between the two.
     """
     return math.sqrt(2 / (fan_in + fan_out))
 
 
-def linear(x: Float[Tensor, "*batch n"], weight: Float[Tensor, "m n"], bias=None) -> Float[Tensor, "*batch m"]:
-    """x W^T + b. A single row on a CPU, generation's, is taken by slices of W, which all cores share: torch gives a
-    matrix times a vector to one of them, and takes its slow path where the vector is not a transposed row.
-    """
-    m, n = weight.shape
-    own = operation_dtype("row product", "autocast", x.device.type) == "autocast"
-    if own or x.numel() != n or torch.is_grad_enabled():
-        return F.linear(x, weight, bias)
-    slices = next((s for s in range(max(2, torch.get_num_threads()), 257) if m % s == 0), None)
-    if slices is None:
-        return F.linear(x, weight, bias)
-    with torch.autocast("cpu", enabled=False):
-        row = x.to(weight.dtype).reshape(1, 1, n).expand(slices, 1, n)
-        y = torch.bmm(rearrange(weight, "(s m) n -> s m n", s=slices), row.mT).view(*x.shape[:-1], m)
-    return y if bias is None else y + bias
-
-
 class Linear(nn.Module):
-    """y = x W^T + b. Several fan_outs share one matrix: one matmul, but each part initialised as its own."""
+    """y = x W^T + b. Several fan_outs share one matrix and one matmul, but each part is initialised separately."""
 
     def __init__(self, fan_in: int, *fan_outs: int, bias: bool = False, residual: bool = False):
         super().__init__()
         self.fan_in, self.fan_outs = fan_in, fan_outs
-        self.residual = residual  # whether it writes to the residual stream
+        self.residual = residual  # whether its output is added to the residual stream
         self.weight = nn.Parameter(torch.empty(sum(fan_outs), fan_in))
         self.bias = nn.Parameter(torch.empty(sum(fan_outs))) if bias else None
 
@@ -62,60 +47,32 @@ class Linear(nn.Module):
         return linear(x, self.weight, self.bias)
 
 
-class RMSNormFunction(torch.autograd.Function):
-    """x / sqrt(mean(x^2) + eps), computed in float32 (Zhang and Sennrich 2019).
-
-    Written out because torch's own is a composite on a CPU that saves two float32 copies of x; this one saves x as it
-    is, and one number per row, on every device.
-    """
-
-    @staticmethod
-    def forward(ctx, x, weight, eps):
-        x32 = x.float()
-        rstd = torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
-        ctx.save_for_backward(x, weight, rstd)
-        y = x32 * rstd
-        return y if weight is None else y.mul_(weight)
-
-    @staticmethod
-    def backward(ctx, dy):
-        x, weight, rstd = ctx.saved_tensors
-        normed = x.float() * rstd
-        dweight = None
-        if weight is not None:
-            dweight = (dy * normed).flatten(0, -2).sum(0)
-            dy = dy * weight
-        # y = x r with r = (mean x^2 + eps)^(-1/2), so dr/dx = -x r^3 / C:  dx = r (dy - y mean(dy y))
-        dx = torch.addcmul(dy, normed, (dy * normed).mean(-1, keepdim=True), value=-1).mul_(rstd)
-        return dx.to(x.dtype), dweight, None
-
-
 class Norm(nn.Module):
-    """LayerNorm or RMSNorm over the last axis; takes and returns the float32 residual stream."""
+    """LayerNorm or RMSNorm over the last axis. Input and output are float32, as the residual stream is."""
 
-    def __init__(self, kind: str, width: int, eps: float, bias: bool):
+    def __init__(self, config):
         super().__init__()
-        self.kind, self.eps = kind, eps
-        self.weight = nn.Parameter(torch.empty(width))
-        self.bias = nn.Parameter(torch.empty(width)) if bias and kind == "layernorm" else None
+        c = self.config = config
+        self.weight = nn.Parameter(torch.empty(c.n_embd))
+        self.bias = nn.Parameter(torch.empty(c.n_embd)) if c.bias and c.norm == "layernorm" else None
 
     def forward(self, x: Float[Tensor, "B T C"]) -> Float[Tensor, "B T C"]:
-        if self.kind == "rmsnorm":
-            return RMSNormFunction.apply(x, self.weight, self.eps)
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        if self.config.norm == "rmsnorm":
+            return RMSNormFunction.apply(x, self.weight, self.config.norm_eps)
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.config.norm_eps)
 
 
 def rotate(x: Float[Tensor, "B T N D"], cos: Float[Tensor, "T 1 R"], sin: Float[Tensor, "T 1 R"]) -> Tensor:
-    """Rotate channel pairs (i, i + D/2) by their position's angles: RoPE (Su et al. 2021), in Llama's pairing.
+    """Rotate channel pairs (i, i + D/2) by the angles of their position: RoPE (Su et al. 2021), with Llama's pairs.
 
-    Done before heads and positions change places: afterwards the attention's output would need a copy.
+    The axes of heads and positions are swapped after this; otherwise the output of attention would have to be copied.
     """
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
 class KVCache:
-    """Keys and values of the positions seen so far, (L, B, K, S, D) each: 2 L K D elements per token and sequence."""
+    """The keys and values of earlier positions, (L, B, K, S, D) each: 2 L K D elements per token and sequence."""
 
     def __init__(self, config, batch_size: int, device):
         dtype = getattr(torch, operation_dtype("attention", config.dtype, torch.device(device).type))
@@ -124,7 +81,7 @@ class KVCache:
         self.length = 0  # positions filled, the same in every layer
 
     def append(self, layer: int, k: Float[Tensor, "B K T D"], v: Float[Tensor, "B K T D"]):
-        """Store k and v behind what is there; return all keys and values of this layer, (B, K, S, D)."""
+        """Append k and v. Return all keys and values of this layer, (B, K, S, D) each."""
         end = self.length + k.shape[2]
         self.k[layer, :, :, self.length : end] = k
         self.v[layer, :, :, self.length : end] = v
@@ -132,23 +89,21 @@ class KVCache:
 
 
 class Attention(nn.Module):
-    """Causal self-attention; with n_kv_head < n_head, groups of query heads share a key-value head (GQA)."""
+    """Causal self-attention. If n_kv_head < n_head, groups of query heads share a key-value head (GQA)."""
 
     def __init__(self, config, layer: int):
         super().__init__()
         c = self.config = config
         self.layer = layer
-        self.qkv = Linear(
-            c.n_embd, c.n_head * c.head_dim, c.n_kv_head * c.head_dim, c.n_kv_head * c.head_dim, bias=c.bias
-        )
-        self.proj = Linear(c.n_head * c.head_dim, c.n_embd, bias=c.bias, residual=True)
+        queries, keys = c.n_head * c.head_dim, c.n_kv_head * c.head_dim
+        self.qkv = Linear(c.n_embd, queries, keys, keys, bias=c.bias)
+        self.proj = Linear(queries, c.n_embd, bias=c.bias, residual=True)
 
     def forward(self, x: Float[Tensor, "B T C"], angles=None, cache: KVCache | None = None) -> Float[Tensor, "B T C"]:
         c = self.config
-        q, k, v = (
-            rearrange(part, "b t (n d) -> b t n d", d=c.head_dim) for part in self.qkv(x).split(self.qkv.fan_outs, -1)
-        )
-        matmuls = v.dtype  # float32 outside of autocast
+        split = "b t (n d) -> b t n d"  # the matmul's result has no name, so that it is freed if q, k and v are copies
+        q, k, v = (rearrange(part, split, d=c.head_dim) for part in self.qkv(x).split(self.qkv.fan_outs, dim=-1))
+        matmuls = v.dtype  # float32 without autocast
         if c.qk_norm:
             q, k = RMSNormFunction.apply(q, None, c.norm_eps), RMSNormFunction.apply(k, None, c.norm_eps)
         if angles is not None:
@@ -160,12 +115,10 @@ class Attention(nn.Module):
         if cache:
             k, v = cache.append(self.layer, k, v)
         mask = None
-        if past and q.shape[2] > 1:  # several new positions after old ones: no built-in mask has this shape
+        if past and q.shape[2] > 1:  # several new positions after old ones: torch has no built-in mask for this
             mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=x.device).tril(past)
-        own_dtype = (
-            nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
-        )  # the table's, everywhere
-        with own_dtype:
+        # The dtype is that of ops/choices.py on every device.
+        with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             if kind == "tiled attention":
                 y = TiledAttention.apply(q, k, v).to(matmuls)
             else:
@@ -177,12 +130,12 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two matmuls around a non-linearity; three with swiglu (Shazeer 2020), whose gate and value are one matrix."""
+    """Two matmuls with a non-linearity in between. For swiglu (Shazeer 2020), the first makes both gate and value."""
 
     def __init__(self, config):
         super().__init__()
         c = self.config = config
-        self.up = Linear(c.n_embd, *([c.d_ff] * (2 if c.activation == "swiglu" else 1)), bias=c.bias)
+        self.up = Linear(c.n_embd, *([c.d_ff] * (2 if c.is_gated else 1)), bias=c.bias)
         self.down = Linear(c.d_ff, c.n_embd, bias=c.bias, residual=True)
 
     def forward(self, x: Float[Tensor, "B T C"]) -> Float[Tensor, "B T C"]:
@@ -191,7 +144,7 @@ class FeedForward(nn.Module):
             h = F.gelu(h)
         elif self.config.activation == "relu2":
             h = F.relu(h)
-            h = h * h  # not a power: autocast takes powers to float32 on CUDA and leaves them on a CPU
+            h = h * h  # not h**2, which autocast computes in float32 on CUDA, but not on a CPU
         else:
             gate, value = h.chunk(2, dim=-1)
             h = F.silu(gate) * value
@@ -199,15 +152,15 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm residual block: attention (in a Transformer), then the feed-forward layer."""
+    """Pre-norm residual block: attention, which only a Transformer has, then the feed-forward layer."""
 
     def __init__(self, config, layer: int, attention: bool):
         super().__init__()
         c = self.config = config
         if attention:
-            self.norm1 = Norm(c.norm, c.n_embd, c.norm_eps, c.bias)
+            self.norm1 = Norm(c)
             self.attn = Attention(c, layer)
-        self.norm2 = Norm(c.norm, c.n_embd, c.norm_eps, c.bias)
+        self.norm2 = Norm(c)
         self.mlp = FeedForward(c)
 
     def forward(self, x: Float[Tensor, "B T C"], angles=None, cache: KVCache | None = None) -> Float[Tensor, "B T C"]:
@@ -221,7 +174,7 @@ class Block(nn.Module):
 
 
 def recomputed(module):
-    """Return the module as a function that keeps its inputs alone, and runs again in backward for what that needs."""
+    """Return the module as a function that saves only its inputs for backward, which runs the module again."""
     if not torch.is_grad_enabled():
         return module
     c = module.config
@@ -229,8 +182,8 @@ def recomputed(module):
 
 
 class LanguageModel(nn.Module):
-    """What both models share: residual blocks, a last norm, the head, the loss and generation. How a token is embedded,
-    each says itself: embed(idx, start) takes (B, T) ids, the first at position start, and returns (B, T, C).
+    """What both models share: residual blocks, a last norm, the head, the loss and generation. Subclasses define
+    embed(idx, start), which takes (B, T) ids, the first of them at position start, and returns (B, T, C).
     """
 
     attention = False
@@ -238,17 +191,17 @@ class LanguageModel(nn.Module):
     def __init__(self, config):
         super().__init__()
         c = self.config = config
-        self.wte = nn.Parameter(torch.empty(c.vocab_size, c.n_embd))
+        self.wte, self.wpe = nn.Parameter(torch.empty(c.vocab_size, c.n_embd)), None  # tokens; learned positions
         self.blocks = nn.ModuleList(Block(c, layer, self.attention) for layer in range(c.n_layer))
-        self.norm = Norm(c.norm, c.n_embd, c.norm_eps, c.bias)
+        self.norm = Norm(c)
         self.head = None if c.tie_weights else nn.Parameter(torch.empty(c.vocab_size, c.n_embd))
 
     def angles(self, start: int, length: int):
-        """Return the cosines and sines that rotate positions start .. start + length, where the model has RoPE."""
+        """Return the cosines and sines that rotate the `length` positions from start on; None without RoPE."""
         return None
 
     def hidden(self, idx: Int[Tensor, "B T"], cache: KVCache | None = None) -> Float[Tensor, "B T C"]:
-        """Return the last norm's output; with a cache, idx continues what the cache holds."""
+        """Return the output of the last norm. If there is a cache, idx continues the tokens in it."""
         start = cache.length if cache else 0
         x = self.embed(idx, start)
         if self.config.dropout:
@@ -261,26 +214,30 @@ class LanguageModel(nn.Module):
             cache.length += idx.shape[1]
         return self.norm(x)
 
+    @property
+    def head_weight(self) -> Float[Tensor, "V C"]:
+        return self.wte if self.head is None else self.head
+
     def logits(self, x: Float[Tensor, "*batch C"]) -> Float[Tensor, "*batch V"]:
-        return linear(x, self.wte if self.head is None else self.head)
+        return linear(x, self.head_weight)
 
     def forward(self, idx: Int[Tensor, "B T"], targets: Int[Tensor, "B T"] | None = None, cache=None, scale=1.0):
-        """Return the logits (B, T, V); where targets are given, scale times the mean loss in nats per token instead."""
+        """Return the logits (B, T, V) or, if targets are given, scale times the mean loss in nats per token."""
         x = self.hidden(idx, cache)
         if targets is None:
             return self.logits(x)
         if self.config.loss_chunk:
             dtype = getattr(torch, operation_dtype("matmul", self.config.dtype, x.device.type))
-            x, head = rearrange(x.to(dtype), "b t c -> (b t) c"), self.wte if self.head is None else self.head
-            return ChunkedCrossEntropy.apply(x, head, targets.flatten(), scale, self.config.loss_chunk)
-        # float32 for the loss, as on every device; no name holds the logits, so they die as soon as they are used
+            x = rearrange(x.to(dtype), "b t c -> (b t) c")
+            return ChunkedCrossEntropy.apply(x, self.head_weight, targets.flatten(), scale, self.config.loss_chunk)
+        # The loss is in float32 on every device. The logits have no name, so they are freed as soon as they are used.
         return F.cross_entropy(self.logits(x).float().flatten(0, 1), targets.flatten()) * scale
 
     @torch.no_grad()
     def generate(self, idx: Int[Tensor, "B T"], n_tokens: int, temperature=1.0, top_k=None, top_p=None, generator=None):
-        """Yield n_tokens times the next token of each sequence, (B,).
+        """Yield the next token of each sequence, (B,), n_tokens times.
 
-        Where the context outgrows block_size, its last half is prefilled anew, positions counted from 0 again.
+        If the context exceeds block_size, the cache is filled again with its last half, whose positions start at 0.
         """
         size = self.config.block_size
         cache = KVCache(self.config, idx.shape[0], idx.device) if self.attention else None
@@ -291,17 +248,18 @@ class LanguageModel(nn.Module):
                 context = new = context[:, -max(1, size // 2) :]
             elif not cache:
                 context = new = context[:, -self.config.mlp_context :]
-            token = sample(self.logits(self.hidden(new, cache)[:, -1]).float(), temperature, top_k, top_p, generator)
+            logits = self.logits(self.hidden(new, cache)[:, -1]).float()
+            token = next_token(logits, temperature, top_k, top_p, generator)
             yield token
             new = rearrange(token, "b -> b 1")
             context = torch.cat((context[:, -size:], new), dim=1)
 
     def init_weights(self, seed: int):
-        """Draw every weight: matrices by Xavier's rule, or all with GPT-2's standard deviation of 0.02.
+        """Draw all weights: matrices by Xavier's rule, or everything with GPT-2's standard deviation of 0.02.
 
-        What writes to the residual stream is scaled by 1 / sqrt(2 L), so that the stream's variance does not grow with
-        depth (GPT-2). The first loss is ln V: an untied head starts at zero, and a tied one is small enough for logits
-        of variance 1/16. An embedding row is picked, not summed over: its fan_in is 1, so an untied one has variance 1.
+        Layers that add to the residual stream are scaled by 1 / sqrt(2 L), so that its variance does not grow with the
+        depth (GPT-2). The first loss is about ln V: an untied head is zero, and a tied one so small that the logits
+        have variance 1/16. An embedding row is looked up, so its fan_in is 1, and an untied embedding has variance 1.
         """
         c, draw = self.config, torch.Generator().manual_seed(seed)
         gpt2 = c.init == "gpt2"
@@ -317,24 +275,19 @@ class LanguageModel(nn.Module):
                     for part in module.weight.split(module.fan_outs):
                         std = 0.02 if gpt2 else xavier_std(module.fan_in, part.shape[0])
                         part.normal_(0, std / math.sqrt(2 * c.n_layer) if module.residual else std, generator=draw)
-            for table in self.tables():
+            for table in (self.wte,) if self.wpe is None else (self.wte, self.wpe):
                 table.normal_(0, embedding_std, generator=draw)
             if self.head is not None:
                 self.head.normal_(0, 0.02 if gpt2 else 0.0, generator=draw)
 
-    def tables(self):
-        """Return the embedding tables."""
-        return [self.wte]
-
 
 class Transformer(LanguageModel):
-    """A decoder-only Transformer (Vaswani et al. 2017), pre-norm as GPT-2 and Llama have it."""
+    """A decoder-only Transformer (Vaswani et al. 2017), with the norms before the layers, as in GPT-2 and Llama."""
 
     attention = True
 
     def __init__(self, config):
         super().__init__(config)
-        self.wpe = None
         if config.pos == "learned":
             self.wpe = nn.Parameter(torch.empty(config.block_size, config.n_embd))
         else:
@@ -352,14 +305,11 @@ class Transformer(LanguageModel):
             return None
         return self.cos[start : start + length], self.sin[start : start + length]
 
-    def tables(self):
-        return [self.wte] if self.wpe is None else [self.wte, self.wpe]
-
 
 class MLP(LanguageModel):
-    """A windowed language model: the embeddings of the last mlp_context tokens, concatenated, through residual layers.
+    """A language model without attention: it concatenates the embeddings of the last mlp_context tokens.
 
-    After Bengio et al. 2003, with today's residual blocks. Positions before the sequence count as zero embeddings.
+    It follows Bengio et al. 2003, but with residual blocks. Positions before the sequence have zero embeddings.
     """
 
     def __init__(self, config):
@@ -372,27 +322,27 @@ class MLP(LanguageModel):
         return self.mix(rearrange(x.unfold(1, m, 1), "b t c m -> b t (m c)")).float()
 
 
-def sample(logits: Float[Tensor, "B V"], temperature=1.0, top_k=None, top_p=None, generator=None) -> Int[Tensor, " B"]:
-    """Draw one token per row: the largest where temperature is 0; else among the top_k, within probability top_p."""
+def next_token(logits: Float[Tensor, "B V"], temperature=1.0, top_k=None, top_p=None, generator=None) -> Tensor:
+    """Draw one token per row, (B,). Temperature 0 takes the likeliest one; top_k and top_p exclude unlikely ones."""
     if temperature == 0:
         return logits.argmax(-1)
-    logits = (logits - logits.max(-1, keepdim=True).values) / temperature  # so that a tiny temperature cannot overflow
+    logits = (logits - logits.max(-1, keepdim=True).values) / temperature  # no overflow, however small temperature is
     if top_k is not None:
-        kept = logits.topk(min(top_k, logits.shape[-1]))  # by index: equal logits must not let in a k + 1st
+        kept = logits.topk(min(top_k, logits.shape[-1]))  # by index, so that equal logits do not admit more than k
         logits = torch.full_like(logits, -math.inf).scatter(-1, kept.indices, kept.values)
     probabilities = logits.softmax(-1)
     if top_p is not None:
         ordered, order = probabilities.sort(descending=True)
-        before = ordered.cumsum(-1) - ordered  # mass before each token: the first to cross top_p stays
+        before = ordered.cumsum(-1) - ordered  # sum before each token; the first one to reach top_p stays
         probabilities = probabilities.scatter(-1, order, ordered.masked_fill(before >= top_p, 0))
     return rearrange(torch.multinomial(probabilities, 1, generator=generator), "b 1 -> b")
 
 
 def autocast(config, device: torch.device):
-    """Return the context in which matmuls compute in the config's dtype."""
+    """Return the context manager in which matmuls compute in the config's dtype."""
     return torch.autocast(device.type, dtype=getattr(torch, config.dtype), enabled=config.dtype != "float32")
 
 
 def build(config) -> LanguageModel:
-    """Return the model a resolved config describes, its weights not yet drawn."""
+    """Return the model of a resolved config. Its weights are not yet initialised."""
     return {"transformer": Transformer, "mlp": MLP}[config.model](config)

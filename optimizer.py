@@ -1,6 +1,6 @@
-"""AdamW by hand: what it steps on (parameter groups), how far (the schedule), what bounds it (clipping, overflow).
+"""AdamW written by hand, with parameter groups, gradient clipping, loss scaling, and the learning-rate schedule.
 
-Nothing here waits for the device: whether a step is applied is decided by a tensor, where the gradients are.
+Nothing here waits for the device: a tensor on the device decides whether a step is applied.
 """
 
 import functools
@@ -10,10 +10,12 @@ import math
 import torch
 from torch import Tensor, nn
 
+from ops.compiling import try_compiler
+
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Return two groups that hold every trainable parameter once: matrices and embeddings decay, vectors do not."""
-    parameters = [p for p in model.parameters() if p.requires_grad]  # unique: a tied tensor comes once
+    """Return two groups with every trainable parameter once: matrices and embeddings decay, vectors do not."""
+    parameters = [p for p in model.parameters() if p.requires_grad]  # a tied tensor is listed once
     decay = [p for p in parameters if p.dim() >= 2]
     rest = [p for p in parameters if p.dim() < 2]
     assert {id(p) for p in decay + rest} == {id(p) for p in parameters} and len(decay + rest) == len(parameters)
@@ -21,10 +23,10 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 
 
 class AdamW:
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019), equal to torch.optim.AdamW.
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019), with the same results as torch.optim.AdamW.
 
-    Moments are two more copies of the model, in float32 at least. The step count is a tensor on the device. Compiled,
-    a step passes once over memory; eager, a dozen times, with one temporary of the size of the largest parameter.
+    The moments take twice the memory of the model, in float32 or float64. Compiled, a step reads and writes the memory
+    once. Otherwise it does so a dozen times, and needs one temporary of the size of the largest parameter.
     """
 
     def __init__(self, groups: list[dict], lr: float, betas: tuple[float, float], eps: float = 1e-8, compiled=False):
@@ -39,20 +41,21 @@ class AdamW:
         self.in_one_pass = compiled_update(self.step_count.device)[0] if compiled else None
 
     def scalars(self, apply: Tensor, grad_scale: Tensor | float) -> Tensor:
-        """Count a step; return what update takes beside tensors, (7,), on the device. The last is each group's own."""
-        on, (beta1, beta2) = apply.to(self.exp_avg[0].dtype), self.betas
+        """Count a step. Return update()'s seven scalars as a tensor on the device; step() sets the last, the decay."""
+        on, (beta1, beta2) = apply.to(self.exp_avg[0].dtype), self.betas  # on: 1 if the step is applied, else 0
         self.step_count += apply
         count = self.step_count.to(on.dtype).clamp(min=1)
         scale = torch.where(apply, grad_scale, 0.0).to(on.dtype)
-        correction = (1 - beta2**count).sqrt()  # of v's root: as a factor of eps and of the step, no pass over memory
+        correction = (1 - beta2**count).sqrt()  # of sqrt(v); as a factor of eps and of the step it costs no time
         step_size = on * self.lr * correction / (1 - beta1**count)
         return torch.stack([on, scale, on * (1 - beta1), on * (1 - beta2), self.eps * correction, step_size, on])
 
     @torch.no_grad()
     def step(self, grad_scale: Tensor | float = 1.0, apply: Tensor | bool = True):
-        """Update every parameter with grad * grad_scale; where `apply` is false, change nothing at all.
+        """Update every parameter with grad * grad_scale. If `apply` is false, change nothing.
 
-        Skipping without asking the host: the gradient is masked to 0, all decays are 1, and the step size is 0.
+        The host does not need to know `apply`: if it is false, the gradient is masked to 0, all decays are 1, and the
+        step size is 0.
         """
         scalars = self.scalars(torch.as_tensor(apply, device=self.step_count.device), grad_scale)
         moments = iter(self.state())
@@ -62,13 +65,13 @@ class AdamW:
                 if p.grad is None:
                     continue
                 flat = p.is_contiguous() and p.grad.is_contiguous()
-                if self.in_one_pass and flat and p.numel() > 1:  # compilers make another kernel for single numbers
+                if self.in_one_pass and flat and p.numel() > 1:  # a compiler makes another kernel for a single number
                     self.in_one_pass(*(t.view(-1).data for t in (p, p.grad, m, v)), scalars)
                 else:
                     update(p, p.grad, m, v, scalars.unbind())
 
     def zero_grad(self):
-        """Free the gradients: the next backward writes them instead of adding to zeros."""
+        """Free the gradients. The next backward then writes new ones, instead of adding to zeros."""
         for p in self.parameters:
             p.grad = None
 
@@ -78,37 +81,27 @@ class AdamW:
 
 
 def update(p, grad, m, v, scalars):
-    """Step on one parameter, in place. Eager, each operation passes over memory; compiled, all of them at once."""
+    """Update one parameter in place. Compiled, all operations are one kernel, which reads and writes memory once."""
     on, grad_scale, rate1, rate2, eps, step_size, decay = scalars
     grad = torch.where(on > 0, grad, 0.0).to(m.dtype).mul_(grad_scale)
-    p.mul_(decay)  # decoupled: on the old weight, never in the moments
+    p.mul_(decay)  # decoupled: it acts on the old weight, and not on the moments
     m.mul_(1 - rate1).addcmul_(grad, rate1)
     v.mul_(1 - rate2).addcmul_(grad.square_(), rate2)
-    change = torch.sqrt(v, out=grad).add_(eps)  # in the same memory
+    change = torch.sqrt(v, out=grad).add_(eps)  # in the memory of grad
     p.sub_(torch.div(m, change, out=change).mul_(step_size))
 
 
 @functools.cache
 def compiled_update(device: torch.device):
-    """Return update as one kernel for flat tensors of any length, and None; or None and why it does not compile."""
+    """Return (update() as one kernel for flat tensors of any length, None), or (None, why it does not compile)."""
 
     def compiled():
-        kernel = torch.compile(inspect.unwrap(update), dynamic=True)  # without a type checker that may be around it
-        with torch.no_grad():  # tried on a long one, as the compiler decides by that whether all cores take part
+        kernel = torch.compile(inspect.unwrap(update), dynamic=True)  # without a type checker's wrapper
+        with torch.no_grad():  # with long tensors, because the compiler decides by the length whether to use all cores
             kernel(*(torch.zeros(2**20, device=device) for _ in range(4)), torch.zeros(7, device=device))
         return kernel
 
     return try_compiler(compiled)
-
-
-def try_compiler(compiled):
-    """Return compiled(), which also runs what it compiled, and None; or None and why that failed."""
-    try:
-        return compiled(), None
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # compilers fail in ways of their own: no gcc, no Triton, an unknown card
-        return None, (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def gradient_norm(parameters: list[Tensor]) -> Tensor:
@@ -118,15 +111,15 @@ def gradient_norm(parameters: list[Tensor]) -> Tensor:
 
 
 def clip_factor(norm: Tensor, limit: float | None) -> Tensor:
-    """Return what gradients are multiplied by for their norm to be at most `limit` (torch's rule, with its 1e-6)."""
+    """Return the factor that reduces the norm of the gradients to `limit`, at most 1; the 1e-6 is torch's."""
     return torch.ones_like(norm) if limit is None else (limit / (norm + 1e-6)).clamp(max=1.0)
 
 
 class LossScale:
     """Dynamic loss scaling for float16, whose gradients underflow below 6e-8 (Micikevicius et al. 2018).
 
-    The loss is multiplied by `scale`; a step whose gradients overflow is skipped and halves it, 2,000 good steps in a
-    row double it. Other dtypes keep the scale at 1.
+    The loss is multiplied by `scale`. A step whose gradients overflow is skipped, and the scale is halved. After 2,000
+    good steps in a row, the scale is doubled. For other dtypes it is always 1.
     """
 
     def __init__(self, dtype: str, device):
@@ -144,9 +137,9 @@ class LossScale:
 
 
 def learning_rate(step: int, config) -> float:
-    """Return the learning rate of a step: a line up from above 0, then a cosine or a line to min_lr at lr_decay_iters.
+    """Return the learning rate of a step: linear warm-up, then a cosine or linear decay to min_lr at lr_decay_iters.
 
-    Finite for every combination of settings: no warm-up, a warm-up longer than the decay, a decay of no steps.
+    It is finite for all settings, also without warm-up, with a warm-up longer than the decay, or without a decay.
     """
     c = config
     if step < c.warmup_iters:
@@ -156,5 +149,5 @@ def learning_rate(step: int, config) -> float:
     if step >= c.lr_decay_iters:
         return c.min_lr
     progress = (step - c.warmup_iters) / (c.lr_decay_iters - c.warmup_iters)  # in [0, 1): warmup <= step < decay
-    left = 1 - progress if c.decay_shape == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
-    return c.min_lr + left * (c.learning_rate - c.min_lr)
+    remaining = 1 - progress if c.decay_shape == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    return c.min_lr + remaining * (c.learning_rate - c.min_lr)

@@ -1,19 +1,21 @@
-"""One optimizer step: forward and backward of each micro-batch, clipping, the update.
+"""An optimizer step: forward and backward of each micro-batch, gradient clipping, and the update.
 
-train.py and every benchmark take their steps here. Nothing in this file waits for the device, prints, or saves.
+train.py and all benchmarks take their steps here. Nothing in this file waits for the device, prints, or saves.
 """
 
+import itertools
 import time
 
 import torch
 
 from data.loader import keyed
 from model import autocast, build
-from optimizer import AdamW, LossScale, clip_factor, gradient_norm, learning_rate, parameter_groups, try_compiler
+from ops.compiling import try_compiler
+from optimizer import AdamW, LossScale, clip_factor, gradient_norm, learning_rate, parameter_groups
 
 
 class Trainer:
-    """A model on its device, with its optimizer and loss scale; weights are drawn from the config's seed."""
+    """A model on its device, with optimizer and loss scale. The config's seed determines the initial weights."""
 
     def __init__(self, config, device: torch.device):
         c = self.config = config
@@ -26,22 +28,22 @@ class Trainer:
         self.optimizer = AdamW(groups, c.learning_rate, (c.beta1, c.beta2), compiled=compiled)
         self.loss_scale = LossScale(c.dtype, device)
         self.autocast = autocast(c, device)
-        self.forward = self.model  # or what `compile` made of it
+        self.forward = self.model  # or the compiled model
 
     @property
     def is_compiled(self) -> bool:
         return self.forward is not self.model
 
     def compile(self):
-        """Compile the model and try it on a batch of zeros, since compilers fail at the first call.
+        """Compile the model and execute it on a batch of zeros, because compilers fail only at the first call.
 
-        Return (the compiled model, None), or (None, why it failed); the model stays eager then.
+        Return (the compiled model, None), or (None, why it failed). In the second case, the model is not compiled.
         """
-        compiled, trouble = try_compiler(self.compiled)
+        compiled, problem = try_compiler(self.compile_and_execute)
         self.forward = self.model if compiled is None else compiled
-        return compiled, trouble
+        return compiled, problem
 
-    def compiled(self):
+    def compile_and_execute(self):
         zeros = torch.zeros(self.config.batch_size, self.config.block_size, dtype=torch.int64, device=self.device)
         try:
             compiled = torch.compile(self.model)
@@ -52,8 +54,12 @@ class Trainer:
             self.model.zero_grad(set_to_none=True)
         return compiled
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Return all tensors that stay alive during the whole run: parameters, buffers, optimizer state."""
+        return [*self.model.parameters(), *self.model.buffers(), *itertools.chain(*self.optimizer.state())]
+
     def micro_step(self, step: int, i: int, loader):
-        """Run forward and backward of micro-batch i; return its share of the step's loss and the seconds waited."""
+        """Run forward and backward of micro-batch i. Return its part of the step's loss, and the seconds it waited."""
         start = time.perf_counter()
         x, y = loader.next()
         waited = time.perf_counter() - start
@@ -64,7 +70,7 @@ class Trainer:
         return loss.detach() / self.loss_scale.scale, waited
 
     def step(self, step: int, loader) -> dict:
-        """Take one optimizer step; return its figures. Loss and gradient norm are tensors still on the device."""
+        """Take one optimizer step and return its figures. The loss and the gradient norm are tensors on the device."""
         c, optimizer, loss_scale = self.config, self.optimizer, self.loss_scale
         optimizer.lr = learning_rate(step, c)
         losses, waits = zip(

@@ -1,9 +1,9 @@
-"""GPT-2 (124 M) from scratch, on 300 G tokens of text in 0.5 M token steps.
+"""GPT-2 (124 M) from scratch, on 300 G tokens of text, with a global batch of 0.5 M tokens.
 
 hardware    one NVIDIA A100 SXM4 40 GB
 duration    predicted: 23.4 days on one a100-40gb at 40 % MFU; not measured
-expected    a validation loss of about 2.85 on OpenWebText, which nanoGPT published for this model, batch and schedule;
-            not measured here
+expected    a validation loss of about 2.85 on OpenWebText; nanoGPT published it for the same model, batch and
+            learning-rate schedule; not measured here
 
     python data/prepare.py openwebtext --input=FOLDER_OF_TEXT --tokenizer=gpt2
     python accounting.py configs/gpt2.py --gpu=a100-40gb

@@ -1,8 +1,8 @@
-"""GPT-2 large (774 M) from scratch, on 300 G tokens of text in 0.5 M token steps.
+"""GPT-2 large (774 M) from scratch, on 300 G tokens of text, with a global batch of 0.5 M tokens.
 
 hardware    one NVIDIA A100 SXM4 80 GB
 duration    predicted: 142.2 days on one a100-80gb at 40 % MFU; not measured
-expected    not known for this schedule: OpenAI's weights of this size, on their own corpus, are another run
+expected    not known; OpenAI trained its model of this size on another corpus, with other settings
 
     python data/prepare.py openwebtext --input=FOLDER_OF_TEXT --tokenizer=gpt2
     python accounting.py configs/gpt2_large.py --gpu=a100-80gb

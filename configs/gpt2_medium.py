@@ -1,8 +1,8 @@
-"""GPT-2 medium (355 M) from scratch, on 300 G tokens of text in 0.5 M token steps.
+"""GPT-2 medium (355 M) from scratch, on 300 G tokens of text, with a global batch of 0.5 M tokens.
 
 hardware    one NVIDIA A100 SXM4 40 GB
 duration    predicted: 66.3 days on one a100-40gb at 40 % MFU; not measured
-expected    not known for this schedule: OpenAI's weights of this size, on their own corpus, are another run
+expected    not known; OpenAI trained its model of this size on another corpus, with other settings
 
     python data/prepare.py openwebtext --input=FOLDER_OF_TEXT --tokenizer=gpt2
     python accounting.py configs/gpt2_medium.py --gpu=a100-40gb

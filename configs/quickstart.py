@@ -1,8 +1,8 @@
-"""A small Transformer on the Python standard library, in 4,096 kinds of tokens: the README's first command.
+"""A small Transformer on the Python standard library, with a vocabulary of 4,096 tokens: the README's first command.
 
 hardware    two CPU cores; the data set is the standard library of the interpreter that runs this
 duration    2.5 minutes of training on two cores with bfloat16 matmuls
-expected    a validation loss of 4.00 nats per token of 3.6 bytes, 1.59 bits per byte, the whole split
+expected    a validation loss of 4.00 nats per token of 3.6 bytes, 1.59 bits per byte, over the whole split
 
     python train.py configs/quickstart.py
     python sample.py out-quickstart --prompt="def main("

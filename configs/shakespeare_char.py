@@ -2,7 +2,7 @@
 
 hardware    two CPU cores
 duration    1.0 minutes of training on two cores with bfloat16 matmuls
-expected    a validation loss of 1.90 nats per character, the whole split; records/shakespeare_char has other seeds'
+expected    a validation loss of 1.90 nats per character, over the whole split; records/shakespeare_char has other seeds
 
     python data/prepare.py shakespeare_char
     python train.py configs/shakespeare_char.py

@@ -1,11 +1,11 @@
-"""What nanoGPT's CPU run reaches, in a third of its time: tinyshakespeare by characters, 0.77 M parameters.
+"""The loss of nanoGPT's CPU run in a third of its time: tinyshakespeare by characters, 0.77 M parameters.
 
-Rotary positions, RMSNorm on the stream, on queries and on keys, squared ReLU, an untied head that starts at zero,
-two wide blocks in place of four, five times the learning rate and a linear decay to zero.
+It differs from that run by rotary positions, RMSNorm (on queries and keys too), squared ReLU, an untied head that
+starts at zero, two wider blocks instead of four, five times the learning rate, and a linear decay to zero.
 
 hardware    two CPU cores
 duration    0.3 minutes of training on two cores with bfloat16 matmuls
-expected    a validation loss of 1.88 nats per character, the whole split; 1.84 and 1.85 with seeds 1 and 2
+expected    a validation loss of 1.88 nats per character, over the whole split; 1.84 and 1.85 with seeds 1 and 2
 
     python data/prepare.py shakespeare_char
     python train.py configs/shakespeare_fast.py

@@ -1,7 +1,8 @@
-"""A function of many items in several processes: results in the order of the items, in bounded memory.
+"""Applying a function to many items in several processes, with results in the order of the items, in bounded memory.
 
-Each process has a pipe of its own, whose other end is with a thread here that gives it one item at a time. So a process
-that is killed, at whatever moment, is the end of its pipe and thereby an error; and so is this process to the others.
+Each process is connected by a pipe to a thread of this process, which sends it one item at a time. If a process is
+killed, its pipe ends, and this process raises an error. If this process is killed, the pipes end too, and so do the
+other processes.
 """
 
 import collections
@@ -13,38 +14,38 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import resource_tracker
 
-from config import ConfigError
+from cli.errors import ConfigError
 
-AHEAD = 3  # items under way for each process: at work, waiting, and done but not yet next in order
+AHEAD = 3  # items per process: one in work, one waiting, and one that is done before an earlier item
 
 
 @contextlib.contextmanager
 def pool(workers):
-    """Start that many processes, and end them with the block. One worker is this process itself.
+    """Start this many processes, and end them at the end of the block. A single worker is this process itself.
 
-    Give spread(make, *arguments), which returns a function from items to an iterator over what make(*arguments), itself
-    a function, returns for each. It is made once in every process; `make` has to lie in a module.
+    Yield a function spread(make, *arguments). make(*arguments) returns a function f, and is called once in each
+    process; `make` has to be defined in a module. spread() returns a function from items to an iterator over f(item).
     """
     if workers == 1:
         yield lambda make, *arguments: functools.partial(map, make(*arguments))
         return
-    spawn = multiprocessing.get_context("spawn")  # a fresh Python each: the one way that every system has
+    spawn = multiprocessing.get_context("spawn")  # the start method that every operating system has
     processes, connections, threads = [], [], ThreadPoolExecutor(workers)
 
     def spread(make, *arguments):
         idle = queue.SimpleQueue()
         for connection in connections:
             idle.put(connection)
-            talk(connection.send, (make, arguments))
+            send_or_fail(connection.send, (make, arguments))
         return functools.partial(in_order, functools.partial(threads.submit, ask, idle), AHEAD * workers)
 
     try:
-        with interrupts_held():
+        with interrupts_delayed():
             for _ in range(workers):
                 ours, theirs = spawn.Pipe()
                 process = spawn.Process(target=work, args=(theirs,), daemon=True)
-                talk(process.start)
-                theirs.close()  # a copy left open here would hide the end of the process
+                send_or_fail(process.start)
+                theirs.close()  # if it stayed open here, the end of the process would go unnoticed
                 processes.append(process)
                 connections.append(ours)
         yield spread
@@ -57,7 +58,7 @@ def pool(workers):
 
 
 def in_order(submit, ahead, items):
-    """Yield the results of the items in their order, while at most `ahead` of them are under way."""
+    """Yield the results in the order of the items, with at most `ahead` items submitted and not yet yielded."""
     waiting = collections.deque()
     for item in items:
         waiting.append(submit(item))
@@ -68,11 +69,11 @@ def in_order(submit, ahead, items):
 
 
 def ask(idle, item):
-    """Return what an idle process makes of an item."""
+    """Let an idle process compute the result of an item, and return it."""
     connection = idle.get()
     try:
-        talk(connection.send, item)
-        result = talk(connection.recv)
+        send_or_fail(connection.send, item)
+        result = send_or_fail(connection.recv)
     finally:
         idle.put(connection)
     if isinstance(result, Exception):
@@ -80,17 +81,19 @@ def ask(idle, item):
     return result
 
 
-def talk(call, *arguments):
-    """Start, send or receive; the end of the pipe is the end of the process."""
+def send_or_fail(call, *arguments):
+    """Start a process, send or receive. An ended pipe means that the process has ended."""
     try:
         return call(*arguments)
     except (EOFError, OSError):
-        raise ConfigError("a worker process died, killed or for want of memory; try fewer: --workers=1") from None
+        raise ConfigError(
+            "a worker process died: it was killed, or memory ran out; try fewer, such as --workers=1"
+        ) from None
 
 
 def work(connection):
-    """Answer what comes through the connection until it ends: the whole life of a process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for systems where it cannot be held
+    """Run a worker process: receive items from the connection and send their results, until it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for systems on which the signal cannot be blocked
     with contextlib.suppress(EOFError, OSError):
         make, arguments = connection.recv()
         function = make(*arguments)
@@ -104,13 +107,13 @@ def work(connection):
 
 
 @contextlib.contextmanager
-def interrupts_held():
-    """Put Ctrl-C off until the end of the block, and for ever in the processes started there: this one answers it."""
-    held = []
-    handler = signal.signal(signal.SIGINT, lambda *_: held.append(True))
+def interrupts_delayed():
+    """Delay Ctrl-C until the end of the block. Processes that are started in the block ignore it for ever."""
+    delayed = []
+    handler = signal.signal(signal.SIGINT, lambda *_: delayed.append(True))
     mask = None
-    if hasattr(signal, "pthread_sigmask"):  # all but Windows; started processes inherit the mask
-        resource_tracker.ensure_running()  # a process of multiprocessing's own, whose start would lift the mask
+    if hasattr(signal, "pthread_sigmask"):  # not on Windows; started processes inherit the mask
+        resource_tracker.ensure_running()  # a process of multiprocessing, whose start in the block would reset the mask
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -118,5 +121,5 @@ def interrupts_held():
         if mask is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGINT, handler)
-    if held:
+    if delayed:
         raise KeyboardInterrupt

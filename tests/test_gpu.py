@@ -1,5 +1,6 @@
-"""What needs an accelerator: pytest -m gpu."""
+"""What needs an accelerator; `pytest -m gpu` runs it."""
 
+import itertools
 import json
 import math
 
@@ -10,10 +11,11 @@ import torch
 import train
 from config import Config, resolve
 from data.loader import Dataset, Loader
-from measure import find_device, profiled_peak
+from estimate.predict import predict
+from measure.machine import find_device
+from measure.step import profiled_peak
 from model import build
 from optimizer import AdamW, clip_factor, gradient_norm, parameter_groups
-from prediction import predict
 
 pytestmark = pytest.mark.gpu
 SMALL = {"n_layer": 4, "n_head": 4, "n_embd": 256, "block_size": 256, "vocab_size": 5000, "batch_size": 8}
@@ -38,15 +40,15 @@ def data(tmp_path):
 
 def config_of(**settings):
     settings = {**SMALL, "gradient_accumulation_steps": 1, "compile": False, **settings}
-    device, record = find_device("cuda")
-    return device, record, resolve(Config(**settings), record)
+    device, spec = find_device("cuda")
+    return device, spec, resolve(Config(**settings), spec)
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", GRID)
 def test_the_predicted_peak_is_the_allocators(shape, dtype, accumulation):
-    device, record, config = config_of(dtype=dtype, gradient_accumulation_steps=accumulation, **GRID[shape])
+    device, spec, config = config_of(dtype=dtype, gradient_accumulation_steps=accumulation, **GRID[shape])
     model = build(config)
     model.init_weights(0)
     model.to(device)
@@ -64,8 +66,9 @@ def test_the_predicted_peak_is_the_allocators(shape, dtype, accumulation):
         optimizer.zero_grad()
 
     step()
-    measured, *_ = profiled_peak(step, 0, device)
-    assert math.isclose(predict(config, record)["memory"]["peak"], measured, rel_tol=0.03)
+    persistent = [*model.parameters(), *model.buffers(), *itertools.chain(*optimizer.state())]
+    measured, *_ = profiled_peak(step, persistent, device)
+    assert math.isclose(predict(config, spec)["memory"]["peak"], measured, rel_tol=0.03)
 
 
 def test_batches_arrive_as_they_are_on_the_cpu(data):

@@ -8,10 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from config import Config, resolve
-from hardware import Device
-from model import KVCache, RMSNormFunction, build, linear, sample
+from hardware.spec import DeviceSpec
+from model import KVCache, build, next_token
+from ops.linear import linear
+from ops.rms_norm import RMSNormFunction
 
-CPU = Device("a CPU", "cpu", dtypes=("float32", "bfloat16"))
+CPU = DeviceSpec("a CPU", "cpu", dtypes=("float32", "bfloat16"))
 TINY = {
     "n_layer": 2,
     "n_head": 4,
@@ -231,7 +233,7 @@ def test_greedy_generation_equals_the_full_forward_also_past_block_size(shape, p
     "m, n, bias", [(64, 48, False), (65, 7, True), (50257, 3, False), (263, 8, True), (6, 1, True)]
 )
 def test_a_single_row_times_a_matrix_is_computed_in_float32_by_slices(m, n, bias, dtype):
-    """By slices where the height divides into some; 263 is prime. Under autocast no copy of the weights is rounded."""
+    """It goes by slices where the height divides into some; 263 is prime. Autocast rounds no copy of the weights."""
     torch.manual_seed(0)
     weight, x, b = torch.randn(m, n), torch.randn(1, 1, n), torch.randn(m) if bias else None
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
@@ -348,15 +350,15 @@ def test_the_seed_decides_the_weights():
 
 def test_temperature_zero_is_greedy_and_tiny_temperatures_nearly():
     logits = torch.randn(50, 30, generator=torch.Generator().manual_seed(0)) * 100
-    assert torch.equal(sample(logits, temperature=0), logits.argmax(-1))
-    assert torch.equal(sample(logits, temperature=1e-8), logits.argmax(-1))
+    assert torch.equal(next_token(logits, temperature=0), logits.argmax(-1))
+    assert torch.equal(next_token(logits, temperature=1e-8), logits.argmax(-1))
 
 
 def test_top_k_of_one_equals_argmax_over_many_draws_even_among_equals():
     logits = torch.zeros(10_000, 7)
-    assert len(sample(logits, top_k=1).unique()) == 1
+    assert len(next_token(logits, top_k=1).unique()) == 1
     logits = torch.randn(10_000, 7)
-    assert torch.equal(sample(logits, top_k=1), logits.argmax(-1))
+    assert torch.equal(next_token(logits, top_k=1), logits.argmax(-1))
 
 
 ALL = {0, 1, 2, 3}
@@ -374,12 +376,12 @@ ALL = {0, 1, 2, 3}
 )
 def test_only_what_is_allowed_is_drawn_and_all_of_it(restriction, allowed):
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().expand(4000, 4)
-    assert set(sample(logits, **restriction).tolist()) == allowed
+    assert set(next_token(logits, **restriction).tolist()) == allowed
 
 
 def test_draws_follow_the_probabilities():
     probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05])
-    drawn = sample(probabilities.log().expand(40_000, 4), generator=torch.Generator().manual_seed(0))
+    drawn = next_token(probabilities.log().expand(40_000, 4), generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(drawn.bincount() / 40_000, probabilities, rtol=0, atol=0.01)
 
 
@@ -391,7 +393,7 @@ def test_gradients_reach_every_parameter(settings):
 
 
 def test_a_bfloat16_config_computes_outside_of_autocast_too():
-    """In float32, but for a CPU's attention."""
+    """It computes in float32 there, but for a CPU's attention."""
     model = randomise(model_of(dtype="bfloat16", dropout=0.0))
     idx = tokens(model.config)
     with torch.no_grad():

@@ -8,15 +8,7 @@ import torch
 from torch import nn
 
 from config import Config
-from optimizer import (
-    AdamW,
-    LossScale,
-    clip_factor,
-    compiled_update,
-    gradient_norm,
-    learning_rate,
-    parameter_groups,
-)
+from optimizer import AdamW, LossScale, clip_factor, compiled_update, gradient_norm, learning_rate, parameter_groups
 
 
 def small_model(dtype=torch.float64):
@@ -141,13 +133,13 @@ def test_the_step_leaves_the_gradients_as_they_are():
     assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), before, strict=True))
 
 
-def schedule(**settings):
+def learning_rates(**settings):
     config = Config(**settings)
     return [learning_rate(step, config) for step in range(config.max_iters + 1)]
 
 
 def test_warm_up_starts_above_zero_and_the_cosine_ends_at_min_lr():
-    lrs = schedule(learning_rate=1.0, min_lr=0.1, warmup_iters=10, lr_decay_iters=100, max_iters=120)
+    lrs = learning_rates(learning_rate=1.0, min_lr=0.1, warmup_iters=10, lr_decay_iters=100, max_iters=120)
     assert lrs[0] > 0 and lrs[10] == 1.0 == max(lrs) and lrs[100:] == [0.1] * 21
     assert lrs[:11] == sorted(lrs[:11]) and lrs[10:] == sorted(lrs[10:], reverse=True)
     assert max(abs(a - b) for a, b in itertools.pairwise(lrs)) < 0.1  # no jump
@@ -158,14 +150,14 @@ def test_warm_up_starts_above_zero_and_the_cosine_ends_at_min_lr():
     "warmup, decay, maximum, decay_lr", list(itertools.product([0, 1, 5, 50], [0, 1, 5, 50], [0, 1, 20], [True, False]))
 )
 def test_the_schedule_is_finite_and_in_range_for_every_combination(warmup, decay, maximum, decay_lr):
-    lrs = schedule(
+    lrs = learning_rates(
         learning_rate=1.0, min_lr=0.1, warmup_iters=warmup, lr_decay_iters=decay, max_iters=maximum, decay_lr=decay_lr
     )
     assert all(math.isfinite(lr) and 0 < lr <= 1 for lr in lrs)
 
 
 def test_a_linear_decay_falls_by_the_same_amount_each_step():
-    lrs = schedule(
+    lrs = learning_rates(
         learning_rate=1.0, min_lr=0.1, warmup_iters=10, lr_decay_iters=100, max_iters=120, decay_shape="linear"
     )
     assert lrs[100:] == [0.1] * 21
@@ -173,7 +165,7 @@ def test_a_linear_decay_falls_by_the_same_amount_each_step():
 
 
 def test_without_decay_the_rate_stays_at_its_peak():
-    assert schedule(learning_rate=1.0, warmup_iters=3, max_iters=9, decay_lr=False)[3:] == [1.0] * 7
+    assert learning_rates(learning_rate=1.0, warmup_iters=3, max_iters=9, decay_lr=False)[3:] == [1.0] * 7
 
 
 def test_loss_scale_halves_on_overflow_and_doubles_after_2000_good_steps():

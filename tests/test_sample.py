@@ -6,21 +6,29 @@ import io
 import json
 import re
 import shutil
+import types
 
 import pytest
 import torch
 
-import checkpoint
 import sample
 from config import Config, resolve
-from hardware import Device
+from data.tokenizer import Tokenizer
+from hardware.spec import DeviceSpec
 from model import LanguageModel, build
 from optimizer import AdamW, LossScale, parameter_groups
-from tokenizer import Tokenizer
+from run import checkpoint
 
 CHARS = "".join(map(chr, range(48, 48 + 65)))  # "0" to "p": each is one byte
 CHAR = {"kind": "char", "chars": CHARS}
 BYTE = {"kind": "byte"}
+
+
+def save(out_dir, model, state):
+    """Save a model as training does, with an optimizer that has not stepped yet."""
+    optimizer = AdamW(parameter_groups(model, 0.1), 1e-3, (0.9, 0.95))
+    trainer = types.SimpleNamespace(model=model, optimizer=optimizer, loss_scale=LossScale("float32", "cpu"))
+    checkpoint.save(out_dir, trainer, state, is_best=True)
 
 
 @pytest.fixture
@@ -30,15 +38,14 @@ def trained(tmp_path):
     def trained(tokenizer=CHAR, best=1.25, **settings):
         shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 16, "vocab_size": 65, "tie_weights": False}
         config = Config(**shape | {"dtype": "float32", "init": "gpt2", "dataset": str(tmp_path / "gone")} | settings)
-        config = resolve(config, Device("a test", "cpu"))
+        config = resolve(config, DeviceSpec("a test", "cpu"))
         model = build(config)
         model.init_weights(seed=0)
         with torch.no_grad():
             for p in model.parameters():
-                p.mul_(15 if p.dim() == 2 else 1)  # so that neither one token nor all are likely
-        optimizer = AdamW(parameter_groups(model, 0.1), 1e-3, (0.9, 0.95))
+                p.mul_(15 if p.dim() == 2 else 1)  # then neither one token nor all of them are likely
         state = {"step": 7, "best_val_loss": best, "config": dataclasses.asdict(config), "tokenizer": tokenizer}
-        checkpoint.save(tmp_path / "out", model, optimizer, LossScale("float32", "cpu"), state, is_best=True)
+        save(tmp_path / "out", model, state)
         return tmp_path / "out", model.eval()
 
     return trained
@@ -46,11 +53,15 @@ def trained(tmp_path):
 
 @pytest.fixture
 def speak(capsys):
-    """Return a function that samples and returns (stdout, stderr), having checked the exit status."""
+    """Return a function that samples and returns (stdout, stderr), having checked the exit status.
+
+    A mistake's one line is returned alone. The folder may be None, where an option names it.
+    """
 
     def speak(folder, *words, status=0, **options):
         options = {"device": "cpu"} | options
-        found = sample.main([str(folder), *words, *(f"--{name}={value}" for name, value in options.items())])
+        words = [*([] if folder is None else [str(folder)]), *map(str, words)]
+        found = sample.main([*words, *(f"--{name}={value}" for name, value in options.items())])
         printed = capsys.readouterr()
         assert found == status, printed.out + printed.err
         if status == 2:
@@ -143,7 +154,44 @@ def test_a_prompt_from_stdin_is_the_same_prompt(trained, speak, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("Hello"))
     assert speak(folder, prompt="-", max_new_tokens=9)[0] == expected
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff"), encoding="utf-8"))
-    assert "the prompt on stdin is not utf-8 at byte 2" in speak(folder, prompt="-", status=2)
+    assert "the prompt in stdin is not utf-8 at byte 2; convert it" in speak(folder, prompt="-", status=2)
+
+
+def test_out_dir_and_start_are_other_names_of_the_folder_and_the_prompt(trained, speak, tmp_path):
+    folder, _ = trained()
+    expected, _ = speak(folder, prompt="Hello", max_new_tokens=9)
+    assert expected.startswith("Hello") and len(expected) == len("Hello") + 9 + 1
+    assert speak(None, out_dir=folder, start="Hello", max_new_tokens=9)[0] == expected
+    assert speak(None, "--out_dir", folder, "--start", "Hello", max_new_tokens=9)[0] == expected
+    (tmp_path / "prompt.txt").write_text("Hello", encoding="utf-8")
+    for name in ("start", "prompt"):
+        file = {name: f"FILE:{tmp_path / 'prompt.txt'}"}
+        assert speak(None, out_dir=folder, max_new_tokens=9, **file)[0] == expected
+        assert speak(folder, max_new_tokens=9, **file)[0] == expected
+
+
+def test_a_prompt_file_is_looked_for_where_the_command_is_typed(trained, speak, tmp_path, monkeypatch):
+    folder, _ = trained(tokenizer=BYTE, vocab_size=257)
+    expected, _ = speak(folder, prompt="aé字🙂\n", max_new_tokens=3)
+    (tmp_path / "prompt.txt").write_bytes("aé字🙂\n".encode())
+    monkeypatch.chdir(tmp_path)
+    assert speak(folder, start="FILE:prompt.txt", max_new_tokens=3)[0] == expected
+    (tmp_path / "empty.txt").touch()
+    assert speak(folder, start="FILE:empty.txt", max_new_tokens=3)[0] == speak(folder, max_new_tokens=3)[0]
+
+
+def test_a_prompt_file_that_cannot_be_read(trained, speak, tmp_path):
+    folder, _ = trained()
+    missing, folder_there, latin = tmp_path / "missing.txt", tmp_path / "prompts", tmp_path / "latin.txt"
+    folder_there.mkdir()
+    latin.write_bytes("café".encode("latin-1"))
+    for name in ("start", "prompt"):
+        error = speak(folder, status=2, **{name: f"FILE:{missing}"})
+        assert f"{missing}: the prompt cannot be read (No such file or directory); --prompt=TEXT gives it here" in error
+        error = speak(folder, status=2, **{name: f"FILE:{folder_there}"})
+        assert f"{folder_there}: the prompt cannot be read (Is a directory)" in error
+        error = speak(folder, status=2, **{name: f"FILE:{latin}"})
+        assert f"the prompt in {latin} is not utf-8 at byte 3; convert it" in error
 
 
 def test_characters_outside_the_vocabulary_are_named(trained, speak):
@@ -198,6 +246,12 @@ def test_a_text_ends_where_the_model_ends_it(trained, speak, monkeypatch):
     script(monkeypatch, [65, 256, 66])
     text, said = speak(folder, prompt="x", num_samples=2)
     assert text == "xA\n\n---------------\nxA\n" and said.splitlines()[-1].startswith("4 tokens, ")
+
+
+def test_half_a_character_before_the_end_of_a_text_is_marked(trained, speak, monkeypatch):
+    folder, _ = trained(tokenizer=BYTE, vocab_size=257)
+    script(monkeypatch, [65, 0xE5, 256, 66])
+    assert speak(folder, prompt="x")[0] == "xA\N{REPLACEMENT CHARACTER}\n"
 
 
 def test_characters_of_several_bytes_appear_whole_and_as_they_come(trained, speak, monkeypatch):
@@ -263,8 +317,18 @@ def test_a_mistake_is_answered_in_one_line(trained, speak, monkeypatch, options,
 
 def test_the_folder_is_wanted_once(trained, speak):
     folder, _ = trained()
-    assert "one checkpoint folder is wanted" in speak(folder, "another", status=2)
-    assert sample.main([]) == 2
+    wanted = "name one run's folder, as in python sample.py out; got"
+    assert f"{wanted} {folder} another" in speak(folder, "another", status=2)
+    assert f"{wanted} {folder} another" in speak(folder, out_dir="another", status=2)
+    assert f"{wanted} {folder} {folder}" in speak(folder, out_dir=folder, status=2)
+    assert f"{wanted} none" in speak(None, status=2)
+
+
+def test_the_prompt_is_wanted_once(trained, speak):
+    folder, _ = trained()
+    for text in ("A", "B", ""):
+        error = speak(folder, prompt="A", start=text, status=2)
+        assert error == "error: --prompt and --start are two names of one option: use one of them\n"
 
 
 def test_a_folder_without_a_checkpoint(speak, tmp_path):
@@ -282,15 +346,14 @@ def test_a_folder_without_a_checkpoint(speak, tmp_path):
             "trained with settings this version does not know: n_expert",
         ),
         (lambda state: state["config"].update(n_layer=3), "checkpoint and model differ: missing blocks.2"),
-        (lambda state: state.update(tokenizer={"kind": "runes"}), "this is no tokenizer's definition"),
+        (lambda state: state.update(tokenizer={"kind": "runes"}), "this is not a tokenizer's definition"),
     ],
 )
 def test_a_foreign_checkpoint(trained, speak, tmp_path, change, message):
     folder, model = trained()
     state = checkpoint.load(folder)["state"]
     change(state)
-    optimizer = AdamW(parameter_groups(model, 0.1), 1e-3, (0.9, 0.95))
-    checkpoint.save(tmp_path / "foreign", model, optimizer, LossScale("float32", "cpu"), state, is_best=True)
+    save(tmp_path / "foreign", model, state)
     assert message in speak(tmp_path / "foreign", status=2)
 
 

@@ -1,9 +1,9 @@
 """GPT-2 small as OpenAI published it.
 
 source      Radford et al., 2019, "Language Models are Unsupervised Multitask Learners", table 2
-parameters  124,439,808; the table prints 117 M, a miscount, as OpenAI's repository says
+parameters  124,439,808; the table prints 117 M, which OpenAI's repository calls an error
 hardware    not published; nanoGPT measured 0.755 s for 100 sequences on an A100 40 GB, 37.14 % MFU
-result      nanoGPT's arithmetic: 3.46 days for 300 G tokens on 8 A100s at 30 % MFU
+result      nanoGPT calculated 3.46 days for 300 G tokens on 8 A100s at 30 % MFU
 
     python accounting.py configs/published/gpt2.py --gpu=a100-40gb
 """
@@ -17,4 +17,4 @@ bias = True
 
 batch_size = 1
 gradient_accumulation_steps = 512
-max_iters = 300e9 // (512 * 1024)  # nanoGPT's 300 G tokens; OpenAI published no length
+max_iters = 300e9 // (512 * 1024)  # nanoGPT's 300 G tokens; OpenAI did not publish a number

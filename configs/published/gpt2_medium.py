@@ -1,7 +1,7 @@
 """GPT-2 medium as OpenAI published it.
 
 source      Radford et al., 2019, "Language Models are Unsupervised Multitask Learners", table 2
-parameters  354,823,168; the table prints 345 M, a miscount, as OpenAI's repository says
+parameters  354,823,168; the table prints 345 M, which OpenAI's repository calls an error
 hardware    not published
 
     python accounting.py configs/published/gpt2_medium.py --gpu=a100-40gb
@@ -16,4 +16,4 @@ bias = True
 
 batch_size = 1
 gradient_accumulation_steps = 512
-max_iters = 300e9 // (512 * 1024)  # nanoGPT's 300 G tokens; OpenAI published no length
+max_iters = 300e9 // (512 * 1024)  # nanoGPT's 300 G tokens; OpenAI did not publish a number

@@ -1,8 +1,8 @@
 """Llama 2 13B, Meta's base model.
 
 source      Touvron et al., 2023, "Llama 2: Open Foundation and Fine-Tuned Chat Models" (arXiv 2307.09288)
-parameters  13,015,864,320, as its published weights hold
-hardware    A100s of 80 GB
+parameters  13,015,864,320, as in its published weights
+hardware    A100s with 80 GB
 
     python accounting.py configs/published/llama2_13b.py --gpu=a100-80gb
 """

@@ -1,9 +1,9 @@
 """Llama 2 70B, Meta's base model.
 
 source      Touvron et al., 2023, "Llama 2: Open Foundation and Fine-Tuned Chat Models" (arXiv 2307.09288)
-parameters  68,976,648,192, as its published weights hold
-hardware    A100s of 80 GB
-result      the cache takes 327,680 bytes a token in 16 bits: 10 GiB at 32,768 tokens, 80 GiB without its 8 groups
+parameters  68,976,648,192, as in its published weights
+hardware    A100s with 80 GB
+result      the cache takes 327,680 bytes per token in 16 bits: 10 GiB for 32,768 tokens, 80 GiB without GQA
 
     python accounting.py configs/published/llama2_70b.py --gpu=a100-80gb
 """

@@ -1,9 +1,9 @@
 """Llama 2 7B, Meta's base model.
 
 source      Touvron et al., 2023, "Llama 2: Open Foundation and Fine-Tuned Chat Models" (arXiv 2307.09288)
-parameters  6,738,415,616, as its published weights hold
-hardware    A100s of 80 GB
-result      calflops counts 850 GMACs in a forward of 128 tokens; the cache takes 524,288 bytes a token in 16 bits
+parameters  6,738,415,616, as in its published weights
+hardware    A100s with 80 GB
+result      calflops counts 850 GMACs in a forward of 128 tokens; the cache takes 524,288 bytes per token in 16 bits
 
     python accounting.py configs/published/llama2_7b.py --gpu=a100-80gb
 """

@@ -1,9 +1,9 @@
 """Llama 3 70B, Meta's base model.
 
 source      Grattafiori et al., 2024, "The Llama 3 Herd of Models" (arXiv 2407.21783), table 3
-parameters  70,553,706,496, as its published weights hold
-hardware    H100s of 80 GB
-result      the scaling book's exercise: 6.3e24 FLOPs for 15 T tokens, 44 days on 8,960 TPU v5p at 40 % MFU
+parameters  70,553,706,496, as in its published weights
+hardware    H100s with 80 GB
+result      an exercise of the scaling book: 6.3e24 FLOPs for 15 T tokens, 44 days on 8,960 TPU v5p at 40 % MFU
 
     python accounting.py configs/published/llama3_70b.py --gpu=h100-sxm
 """
@@ -22,5 +22,5 @@ activation = "swiglu"
 tie_weights = False
 
 batch_size = 1
-gradient_accumulation_steps = 2048  # 16 M tokens; published for the 405B only
+gradient_accumulation_steps = 2048  # 16 M tokens; published only for the 405B model
 max_iters = 15e12 // (2048 * 8192)  # 15 T tokens

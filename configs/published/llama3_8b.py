@@ -1,9 +1,9 @@
 """Llama 3 8B, Meta's base model.
 
 source      Grattafiori et al., 2024, "The Llama 3 Herd of Models" (arXiv 2407.21783), table 3
-parameters  8,030,261,248, as its published weights hold
-hardware    H100s of 80 GB
-result      torchtitan measures 5,959 tokens/s on an H100 at T = 8,192, 34.89 % MFU (pull request 996)
+parameters  8,030,261,248, as in its published weights
+hardware    H100s with 80 GB
+result      torchtitan measured 5,959 tokens/s on an H100 at T = 8,192, 34.89 % MFU (pull request 996)
 
     python accounting.py configs/published/llama3_8b.py --gpu=h100-sxm
 """
@@ -22,5 +22,5 @@ activation = "swiglu"
 tie_weights = False
 
 batch_size = 1
-gradient_accumulation_steps = 2048  # 16 M tokens; published for the 405B only
+gradient_accumulation_steps = 2048  # 16 M tokens; published only for the 405B model
 max_iters = 15e12 // (2048 * 8192)  # 15 T tokens
